@@ -17,6 +17,7 @@ from hf_cpu_accel.serve.encoders.encoder import compute
 from hf_cpu_accel.serve.encoders.loading import load_sentence_transformer
 from hf_cpu_accel.serve.http.metrics import Metrics
 from hf_cpu_accel.serve.loading import Settings, called, kind, load
+from tests.frontends.gguf_files import Kind, write_file
 from tests.serve import tiny
 
 
@@ -46,6 +47,25 @@ def test_kinds_are_told_by_files(tmp_path: Path) -> None:
     assert kind(str(get_model_path())) == "sentence-transformer"
     (tmp_path / "model.gguf").write_bytes(b"")
     assert kind(str(tmp_path / "model.gguf")) == "language model"
+
+
+def test_a_gguf_file_is_served_in_its_blocks(tmp_path: Path) -> None:
+    """Five bits, which llama.cpp writes into most small models, are among them."""
+    kinds = {"v_proj": Kind.Q5_0, "up_proj": Kind.MXFP4, "proj": Kind.Q4_1, "": Kind.Q8_0}
+    path = write_file(tmp_path, "llama", kinds=kinds, tokenizer=True)
+    served = load(f"tiny={path}", Metrics(), Settings(accelerate={"dtype": "float32", "threads": 1}))
+    assert (served.name, served.capabilities) == ("tiny", ("generate",))
+    structures = {
+        item.name.removeprefix("model.layers.0."): item.structure for item in explain(served.model).replaced
+    }
+    assert structures["self_attn.v_proj"].endswith("(GGUF Q5_0)")
+    assert structures["mlp.down_proj"].endswith("(GGUF Q4_1)")
+    assert (
+        explain(served.model)
+        .notes[0]
+        .startswith("model.layers.[0-1].mlp.up_proj.weight: unpacked from GGUF MXFP4")
+    )
+    assert served.close(30)
 
 
 def test_names() -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import reprlib
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from starlette.testclient import TestClient
 
 from hf_cpu_accel.serve.http.app import Service
 from hf_cpu_accel.serve.http.transcription import TranscriptionForm
+from hf_cpu_accel.serve.language.model import LanguageModel
 from tests.serve.refusals import ASKING, CHAT, FILE, TEI, TEXT, WRONG, gate_refuses, stop_the_server
 
 
@@ -116,6 +118,21 @@ def test_what_text_embeddings_inference_refuses(
     response = client.post(path, json=body)
     assert (response.status_code, response.json()["error_type"]) == (422, "Validation")
     assert words in response.json()["error"]
+
+
+@pytest.mark.parametrize("path", TEXT)
+def test_an_error_in_a_stream_has_openais_form(
+    client: TestClient, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def pieces(self: LanguageModel, generation: Any, text: Any) -> AsyncIterator[str]:
+        yield "be"
+        raise RuntimeError("out of luck")
+
+    monkeypatch.setattr(LanguageModel, "pieces", pieces)
+    events = client.post(path, json={**TEXT[path][1], "stream": True}).text.split("\n\n")
+    expected = {"message": "RuntimeError: out of luck", "type": "server_error", "param": None, "code": None}
+    assert json.loads(events[-2].removeprefix("data: ")) == {"error": expected}
+    assert events[-1] == ""  # and no [DONE]
 
 
 def test_the_gate_refuses(full_service: Callable[..., Service], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache, partial
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -43,7 +44,9 @@ def all_block_types() -> Iterator[None]:
 
 @cache
 def _unpacked_by_gguf() -> dict[int, tuple[str, int, int]]:
-    """Return {type: (its name, features of a block, bytes of a block)}."""
+    """Return {type: (its name, features of a block, bytes of a block)}; none where the package is not installed."""
+    if find_spec("gguf") is None:
+        return {}
     import gguf
     import numpy as np
 

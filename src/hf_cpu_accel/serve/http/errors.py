@@ -107,10 +107,14 @@ def answer(path: str, error: Refused) -> JSONResponse:
         }
         return JSONResponse(body, error.status, headers)
     # OpenAI answers 400 to what is well-formed JSON and wrong in itself.
-    status = 400 if error.status == 422 else error.status
-    kind = "server_error" if status >= 500 else _OPENAI_TYPES.get(status, "invalid_request_error")
-    body = {"message": error.message, "type": kind, "param": error.parameter, "code": error.code}
-    return JSONResponse({"error": body}, status, headers)
+    return JSONResponse(openai_error(error), 400 if error.status == 422 else error.status, headers)
+
+
+def openai_error(error: Refused) -> dict[str, dict[str, str | None]]:
+    """Return the body of an error as OpenAI has it."""
+    default = "server_error" if error.status >= 500 else "invalid_request_error"
+    kind = _OPENAI_TYPES.get(error.status, default)
+    return {"error": {"message": error.message, "type": kind, "param": error.parameter, "code": error.code}}
 
 
 def install(app: FastAPI) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -11,9 +10,7 @@ from fastapi.responses import StreamingResponse
 from pydantic import BaseModel
 from starlette.types import Receive, Scope, Send
 
-from hf_cpu_accel.serve.http.errors import refused
-
-logger = logging.getLogger(__name__)
+from hf_cpu_accel.serve.http.errors import openai_error, refused
 
 
 class _EventStream(StreamingResponse):
@@ -43,8 +40,7 @@ def event_stream(chunks: AsyncIterator[BaseModel], on_end: Callable[[], object])
             async for chunk in chunks:
                 yield f"data: {chunk.model_dump_json(exclude_unset=True)}\n\n"
         except Exception as error:
-            told = refused(error)
-            yield f"data: {json.dumps({'error': {'message': told.message, 'type': 'server_error', 'code': told.code}})}\n\n"
+            yield f"data: {json.dumps(openai_error(refused(error)))}\n\n"
             return
         yield "data: [DONE]\n\n"
 
