@@ -202,7 +202,7 @@ def unpacked_tensors(model: nn.Module) -> tuple[str, ...]:
         return ()
     if not quantizer.supported:
         return (
-            "all weights: unpacked from GGUF when they were loaded, as this architecture is by transformers",
+            "all weights: unpacked from GGUF when they were loaded; transformers has no blocks for this model",
         )
     from gguf import GGMLQuantizationType
 
