@@ -1,10 +1,12 @@
 """From models to accelerated ones and back, and what has to happen in between: methods that are called on the originals.
 
-LoRA adapters are put into plain linears and convolutions, and fusing one writes to their weights. Packed weights would be missed by
-the former and out of date after the latter, so around such a call the model is restored and accelerated anew. Pipelines of
-diffusers change the layers of their models directly, too: `lora.py` has their methods do the same. A pipeline that was made of
-models which another one has accelerated has no such methods; for it, text encoders keep plain what adapters are made of and lie
-around (`hosts/peft.py`).
+LoRA adapters are put into plain linears and convolutions, fusing one writes to their weights, and a vocabulary is resized in plain
+embeddings. Packed weights would be missed by the first and out of date after the others, so around such a call the model is
+restored and accelerated anew. A model inside of the accelerated one refuses such calls before anything has changed.
+
+Pipelines of diffusers change the layers of their models directly, too: `lora.py` has their methods do the same. A pipeline that was
+made of models which another one has accelerated has no such methods; for it, text encoders keep plain what adapters are made of and
+lie around (`hosts/peft.py`).
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ lock = new_reentrant_lock()  # one model is accelerated or restored at a time
 
 _OF_DIFFUSERS = "load_lora_adapter"
 _OF_TRANSFORMERS = "load_adapter"
-_METHODS = (
+_OF_ADAPTERS = (
     _OF_DIFFUSERS,
     _OF_TRANSFORMERS,
     "add_adapter",
@@ -51,6 +53,26 @@ _METHODS = (
     "fuse_lora",
     "unfuse_lora",
     "unload_lora",
+)
+_RESIZES = "resize_token_embeddings"
+# Methods of transformers' models that write to weights, put others in their place, or set what training reads in layers.
+_OF_WEIGHTS = (
+    _RESIZES,
+    "resize_position_embeddings",
+    "tie_weights",
+    "set_input_embeddings",
+    "set_output_embeddings",
+    "set_encoder",
+    "set_decoder",
+    "init_weights",
+    "initialize_weights",
+    "post_init",
+    "prune_heads",
+    "dequantize",
+    "gradient_checkpointing_enable",
+    "gradient_checkpointing_disable",
+    "activation_checkpointing_enable",
+    "activation_checkpointing_disable",
 )
 
 
@@ -92,7 +114,7 @@ def accelerate_roots(
                 acceleration.journal.changes.insert(0, changed)
                 if root.trains:
                     continue
-                _follow_adapters(root.module, acceleration.journal)
+                _follow_writers(root.module, acceleration.journal)
                 if settings.compile in ("now", "background"):
                     from hf_cpu_accel.compiler.background.attach import attach
 
@@ -157,13 +179,45 @@ class OnTheOriginal(Override):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         method: Callable[..., Any] = self.__wrapped__
         with on_originals(self.models()):
-            return method(*args, **kwargs)
+            result = method(*args, **kwargs)
+            path = self._path_of(result)
+        return result if path is None else self.model.get_submodule(path)
+
+    def _path_of(self, result: Any) -> str | None:
+        """The path of a module that the method returns, such as resized embeddings: another one may be there from now on."""
+        if not isinstance(result, nn.Module) or not isinstance(self.model, nn.Module):
+            return None
+        return next((path for path, module in self.model.named_modules() if module is result), None)
 
 
-def _follow_adapters(root: nn.Module, journal: Journal) -> None:
-    """Have the methods of the root that change adapters called on the original, if it has them."""
-    cls = type(root)
+class RefusedInside(Override):
+    """A method of a model inside of an accelerated one, which does not know the latter.
+
+    Raises:
+        RuntimeError: always, with the model untouched.
+    """
+
+    def __init__(self, model: nn.Module, name: str) -> None:
+        self.name = name
+        super().__init__(model)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError(
+            f"{self.name} of this {type(self.model).__name__} would change weights that are packed in an accelerated model: call "
+            f"{self.name} of the accelerated model, or call hf_cpu_accel.restore, change it, and accelerate again"
+        )
+
+
+def _follow_writers(root: nn.Module, journal: Journal) -> None:
+    """Have the methods of the root that write to weights called on the original; models inside of it refuse them."""
+    for module in list(root.modules()):
+        kind = OnTheOriginal if module is root else RefusedInside
+        for name in _writers(type(module)):
+            add_attribute(journal, module, name, kind(module, name))
+
+
+def _writers(cls: type[nn.Module]) -> Iterator[str]:
+    """The names of the methods of a host's model that write to its weights."""
     takes_adapters = hasattr(cls, _OF_DIFFUSERS) or hasattr(cls, _OF_TRANSFORMERS)
-    for name in _METHODS if takes_adapters else ():
-        if hasattr(cls, name):
-            add_attribute(journal, root, name, OnTheOriginal(root, name))
+    names = (*_OF_ADAPTERS, *_OF_WEIGHTS) if hasattr(cls, _RESIZES) else _OF_ADAPTERS
+    return (name for name in names if takes_adapters and hasattr(cls, name))

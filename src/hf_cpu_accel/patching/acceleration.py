@@ -41,15 +41,15 @@ class Acceleration:
 
 
 class AddedState:
-    """The attribute, and the hook that refuses to load a state dict, are there."""
+    """The attribute, and the hooks that refuse to load a state dict, are there."""
 
     def __init__(self, root: nn.Module) -> None:
         self.root = root
-        self.hook: Any = None
+        self.hooks: list[Any] = []
 
     def undo(self) -> None:
-        if self.hook is not None:
-            self.hook.remove()
+        for hook in self.hooks:
+            hook.remove()
         vars(self.root).pop(ATTRIBUTE, None)
 
 

@@ -145,22 +145,25 @@ class FrozenParameters:
 class SwappedAttribute:
     """`module.name`, a plain attribute, was `original`.
 
-    What was set on the replacement meanwhile (a label map, a problem type) goes back to the original with it, except for
-    `ours`, the attributes that we set there.
+    What was set on the replacement meanwhile (a label map, an attention implementation) goes back to the original with it.
+
+    Attributes:
+        ours: the attributes that we set there, with our values, which do not go back.
     """
 
     module: nn.Module
     name: str
     original: Any
     replacement: Any
-    ours: tuple[str, ...]
+    ours: dict[str, Any]
     before: dict[str, Any] = field(repr=False)
 
     def undo(self) -> None:
         setattr(self.module, self.name, self.original)
         for key, value in vars(self.replacement).items():
             unchanged = key in self.before and value is self.before[key]
-            if key not in self.ours and not unchanged:
+            is_ours = key in self.ours and value == self.ours[key]
+            if not unchanged and not is_ours:
                 vars(self.original)[key] = value
 
 

@@ -17,7 +17,7 @@ from hf_cpu_accel.plan import Plan
 from hf_cpu_accel.rewrite.core.calibrated import taking_calibrated
 from hf_cpu_accel.rewrite.core.calibration import Example
 from hf_cpu_accel.rewrite.core.context import Context
-from hf_cpu_accel.rewrite.core.packed_module import PackedModule, loading_refused
+from hf_cpu_accel.rewrite.core.packed_module import PackedModule, around_packed, loading_refused
 from hf_cpu_accel.rewrite.core.packed_source import PackedSource, taking_from
 from hf_cpu_accel.rewrite.registry import STAGES
 from hf_cpu_accel.runtime.memory import trim_heap
@@ -70,7 +70,9 @@ def apply(
             raise ValueError(_not_taken(source))
         plan = plan.with_items(tuple(context.items)).with_notes(context.notes)
         if not trains:
-            added.hook = root.register_load_state_dict_pre_hook(_refuse_loading)
+            added.hooks = [
+                module.register_load_state_dict_pre_hook(_refuse_loading) for module in around_packed(root)
+            ]
         acceleration = Acceleration(
             plan, journal, name, from_file=source is not None, calibration=context.calibration
         )

@@ -187,6 +187,7 @@ def _swap_configs(root: nn.Module, replacements: list[tuple[Any, Any]], journal:
             replacement = by_id.get(id(value))
             if replacement is None:
                 continue
-            change = SwappedConfig(module, name, value, replacement, (_IMPLEMENTATION,), before[id(value)])
+            ours = {_IMPLEMENTATION: NATIVE_ATTENTION}
+            change = SwappedConfig(module, name, value, replacement, ours, before[id(value)])
             journal.record(change)
             setattr(module, name, replacement)

@@ -12,7 +12,7 @@ from hf_cpu_accel.patching.float16 import Float16Model
 from hf_cpu_accel.patching.override import Override
 from hf_cpu_accel.patching.restore import add_attribute
 from hf_cpu_accel.rewrite.core.context import Context
-from hf_cpu_accel.rewrite.core.packed_module import PackedModule, changed_dtype
+from hf_cpu_accel.rewrite.core.packed_module import PackedModule, around_packed, changed_dtype
 
 
 class AllOrNothing(Override):
@@ -50,7 +50,9 @@ class AllOrNothing(Override):
 
 
 def cast_all_or_nothing(context: Context) -> None:
-    """Have casts of the root checked first."""
-    add_attribute(
-        context.journal, context.root, AllOrNothing.name, AllOrNothing(context.root, context.float16)
-    )
+    """Have casts of the root, and of what packed modules are in, checked first."""
+    for module in around_packed(context.root):
+        if AllOrNothing.name in vars(module):
+            continue
+        float16 = context.float16 if module is context.root else None
+        add_attribute(context.journal, module, AllOrNothing.name, AllOrNothing(module, float16))

@@ -76,9 +76,9 @@ class PackedModule(nn.Module):
         """As `nn.Module` does it, which is asked for assignments, too; but no other weight.
 
         Raises:
-            RuntimeError: `name` is the weight.
+            RuntimeError: `name` is the weight, or what `torch.nn.utils.prune` makes of it.
         """
-        if name == "weight":
+        if name in ("weight", "weight_orig"):
             raise read_only()
         super().register_parameter(name, param)
 
@@ -117,6 +117,17 @@ class PackedModule(nn.Module):
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         raise loading_refused()
+
+
+def around_packed(root: nn.Module) -> list[nn.Module]:
+    """Return `root`, and the modules in it that packed ones are in."""
+    found = {id(root): root}
+    for path, module in root.named_modules():
+        if isinstance(module, PackedModule):
+            names = path.split(".")
+            around = (root.get_submodule(".".join(names[:length])) for length in range(1, len(names)))
+            found.update((id(part), part) for part in around if not isinstance(part, PackedModule))
+    return list(found.values())
 
 
 def changed_dtype(dtype: torch.dtype, fn: Callable[[Tensor], Tensor]) -> torch.dtype:
