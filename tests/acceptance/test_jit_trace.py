@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import gc
 import io
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 from hf_cpu_accel import accelerate_for_cpu
 from hf_cpu_accel.ops.values import KeptValues
 from hf_cpu_accel.providers import switch
+from tests.acceptance.modules import MODULES, classifier
 from tests.compiler.families import FAMILIES
 
 SIZES = {
@@ -43,64 +43,6 @@ def test_a_trace_serves_other_sizes(
     for shape in ((1, 40), (1, 7), (3, 60)):
         ids = torch.randint(3, 99, shape)
         torch.testing.assert_close(traced(ids)["last_hidden_state"], model(ids).last_hidden_state)
-
-
-def _classifier() -> nn.Module:
-    first = (nn.Conv2d(3, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU())
-    second = (nn.Conv2d(32, 32, 3, 2, 1), nn.SiLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10))
-    return nn.Sequential(*first, *second)
-
-
-def _mobile() -> nn.Module:
-    depthwise = nn.Conv2d(64, 64, 3, padding=1, groups=64)
-    layers = (nn.Conv2d(32, 64, 1), nn.BatchNorm2d(64), nn.ReLU6(), depthwise, nn.BatchNorm2d(64), nn.ReLU6())
-    return nn.Sequential(*layers, nn.Conv2d(64, 32, 1))
-
-
-def _over_time() -> nn.Module:
-    grouped = nn.Conv1d(64, 64, 32, padding=16, groups=4)
-    return nn.Sequential(
-        nn.Conv1d(64, 64, 3, padding=1), nn.ReLU(), nn.Conv1d(64, 64, 3, dilation=2), grouped
-    )
-
-
-def _transposed() -> nn.Module:
-    return nn.Sequential(nn.ConvTranspose2d(32, 32, 2, 2), nn.ReLU(), nn.ConvTranspose2d(32, 32, 4, 2, 1))
-
-
-def _attended() -> nn.Module:
-    return nn.TransformerDecoder(nn.TransformerDecoderLayer(64, 4, 128, batch_first=True), 2)
-
-
-def _perceptron() -> nn.Module:
-    return nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 64), nn.LayerNorm(64))
-
-
-Shapes = list[tuple[tuple[int, ...], ...]]  # of the inputs of each call; the first is traced
-MODULES: dict[str, tuple[Callable[[], nn.Module], Shapes]] = {
-    "linear": (_perceptron, [((2, 64),), ((5, 64),), ((1, 64),)]),
-    "linear of sequences": (_perceptron, [((2, 3, 64),), ((5, 9, 64),), ((1, 1, 64),)]),
-    "classifier of images": (_classifier, [((2, 3, 32, 32),), ((5, 3, 40, 32),), ((1, 3, 33, 47),)]),
-    "one image": (lambda: nn.Conv2d(32, 32, 3, padding=1), [((32, 32, 32),), ((32, 40, 33),)]),
-    "mobile network": (_mobile, [((2, 32, 8, 8),), ((5, 32, 9, 12),)]),
-    "over time": (_over_time, [((2, 64, 20),), ((5, 64, 47),)]),
-    "transposed": (_transposed, [((2, 32, 8, 8),), ((5, 32, 9, 12),)]),
-    "transposed over time": (lambda: nn.ConvTranspose1d(64, 32, 4, 2, 1), [((2, 64, 8),), ((5, 64, 12),)]),
-    "group norm": (
-        lambda: nn.Sequential(nn.GroupNorm(8, 32), nn.SiLU(), nn.Conv2d(32, 32, 3, padding=1)),
-        [((2, 32, 8, 8),), ((5, 32, 9, 12),)],
-    ),
-    "encoder layers": (
-        lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(64, 4, 128, batch_first=True), 2),
-        [((2, 9, 64),), ((5, 12, 64),)],
-    ),
-    "decoder layers": (_attended, [((2, 5, 64), (2, 9, 64)), ((3, 6, 64), (3, 10, 64))]),
-    "attention": (
-        lambda: nn.MultiheadAttention(64, 4, batch_first=True),
-        [((2, 9, 64),) * 3, ((3, 12, 64),) * 3],
-    ),
-    "recurrent": (lambda: nn.LSTM(128, 128, batch_first=True), [((2, 9, 128),), ((3, 12, 128),)]),
-}
 
 
 @pytest.mark.parametrize("warm", [False, True])
@@ -175,7 +117,7 @@ def _first(output: Any) -> Tensor:
 
 @torch.no_grad()
 def test_a_trace_of_convolutions_is_saved_and_loaded() -> None:
-    model = accelerate_for_cpu(_classifier().eval(), dtype="float32")
+    model = accelerate_for_cpu(classifier().eval(), dtype="float32")
     image, other = torch.randn(2, 3, 32, 32), torch.randn(3, 3, 24, 40)
     saved = io.BytesIO()
     torch.jit.save(torch.jit.trace(model, image, check_trace=False), saved)

@@ -154,7 +154,7 @@ class PackedMultiheadAttention(FusedModuleMixin):
                 for part in self._run(number, number, state, single, turned)
             ]
         heads: Any = self.num_heads
-        return [part.view(*part.shape[:2], heads, -1).transpose(1, 2) for part in made]
+        return [part.unflatten(-1, (heads, -1)).transpose(1, 2) for part in made]
 
     def _run(self, first: int, last: int, states: Tensor, single: bool, turned: bool) -> list[Tensor]:
         """[B, tokens, E] each."""

@@ -41,7 +41,7 @@ class GroupedConvolution(FusedModuleMixin):
         fits = input.dim() in (2, 3) and input.shape[-2] == self.in_channels and input.dtype in WEIGHT_DTYPES
         margin, kernel = self.padding[0], self.kernel_size[0]
         short = input.shape[-1] + 2 * margin < kernel
-        if not fits or short or self.is_watched or is_tracing():
+        if not fits or short or not input.numel() or self.is_watched or is_tracing():
             output: Tensor = self._original_class.forward(self, input)
             return output
         check_inference(self, input)

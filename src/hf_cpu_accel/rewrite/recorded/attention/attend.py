@@ -81,7 +81,7 @@ class Attention:
             if bias.dim() > 4:
                 bias = bias.expand(*query.shape[:-3], -1, -1, -1).flatten(0, bias.dim() - 4)
         output = attention(*heads, mask=bias, scale=self.scale, softcap=self.softcap).transpose(1, 2)
-        return output if output.shape[:-1] == shape else output.reshape(*shape, -1)
+        return output if output.shape[:-1] == shape else output.reshape(*shape, output.shape[-1])
 
     def weights(self, query: Tensor, key: Tensor, value: Tensor, *more: Tensor) -> Tensor:
         """What the values are multiplied by [..., L, keys], which layers return unasked: computed when it is read."""
