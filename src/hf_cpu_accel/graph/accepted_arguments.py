@@ -7,7 +7,7 @@ from torch import Tensor
 from torch_geometric import EdgeIndex
 from torch_geometric.nn.conv import MessagePassing
 
-from hf_cpu_accel.ops.derivatives import in_transform
+from hf_cpu_accel.ops.derivatives import in_forward_mode, in_transform
 
 INDEX_DTYPES = (torch.int64, torch.int32)
 _HOOKS = (
@@ -45,7 +45,7 @@ def takes(conv: MessagePassing, edge_index: object) -> bool:
 
 def is_transformed() -> bool:
     """Whether forward-mode derivatives or transforms of `torch.func` are under way. Compiled code has neither."""
-    return not torch.compiler.is_compiling() and in_transform()
+    return not torch.compiler.is_compiling() and (in_forward_mode() or in_transform())
 
 
 def _multiplies_against_flow(conv: MessagePassing, edge_index: EdgeIndex) -> bool:

@@ -14,6 +14,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from hf_cpu_accel.ops.derivatives import in_transform
 from hf_cpu_accel.ops.values import sampled
 
 T = TypeVar("T")
@@ -91,7 +92,7 @@ class Memo:
     ) -> T:
         """`make()`, or what it gave before for the same key and the same tensors.
 
-        While a graph is traced nothing is remembered.
+        While a graph is traced, and under transforms of `torch.func`, nothing is remembered.
 
         Args:
             key: what the result depends on besides the tensors, and which of the results for `tensor` it is.
@@ -106,6 +107,8 @@ class Memo:
             with suppress(KeyError):  # another thread may just have put it out
                 self._entries.move_to_end(place)
             return entry[1]  # type: ignore[return-value]
+        if in_transform():  # its tensors end with it
+            return make()
         # Before it is made: a write meanwhile, by another thread, makes the result unknown instead of wrong.
         stamps = [
             None

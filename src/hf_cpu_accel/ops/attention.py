@@ -11,6 +11,7 @@ import math
 import torch
 from torch import Tensor
 
+from hf_cpu_accel.ops.derivatives import refuse_derivatives
 from hf_cpu_accel.ops.kv_cache import features_of, from_storage, stored_width
 from hf_cpu_accel.ops.registry import declare
 
@@ -61,6 +62,7 @@ def attention(
         )
     if mask is not None:
         mask = _normal_mask(mask, query, key)
+    refuse_derivatives("attention", query, key, value, mask)
     return torch.ops.hf_cpu_accel.attention(
         query, key, value, mask, is_causal, scale, softcap, window, global_keys
     )

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hf_cpu_accel.ops.derivatives import refuse_derivatives
 from hf_cpu_accel.ops.linear import ACTIVATIONS, check_activation, linear_reference, quantize_rows
 from hf_cpu_accel.ops.registry import by_name, declare
 from hf_cpu_accel.packing import winograd
@@ -59,6 +60,7 @@ def conv2d(
             f"input of shape {tuple(input.shape)}: expected [batch, channels, height, width] with "
             f"{weight.in_features / (height * width):g} channels"
         )
+    refuse_derivatives("conv2d", input, bias, residual)
     return torch.ops.hf_cpu_accel.conv2d(
         input.permute(0, 2, 3, 1),
         weight.data,

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from hf_cpu_accel.ops.derivatives import refuse_derivatives
 from hf_cpu_accel.ops.registry import declare
 
 
@@ -54,6 +55,7 @@ def deformable_attention(
             f"shapes={list(shapes)}: must be {len(counts)} pairs of a height and a width, of {pixels} pixels in all"
         )
     sizes = [side for shape in shapes for side in shape]
+    refuse_derivatives("deformable_attention", value, points, weights)
     return torch.ops.hf_cpu_accel.deformable_attention(value, sizes, list(counts), points, weights)
 
 

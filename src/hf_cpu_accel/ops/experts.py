@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hf_cpu_accel.ops.derivatives import refuse_derivatives
 from hf_cpu_accel.ops.linear import ACTIVATIONS, check_activation, quantize_rows
 from hf_cpu_accel.ops.registry import by_name, declare, like_first
 from hf_cpu_accel.packing.linear import PANEL_FEATURES, PackedWeight, dtype_of, unpack_linear
@@ -109,6 +110,7 @@ def experts_ffn(
             f"expert_index of shape {tuple(expert_index.shape)}, expert_weights of shape {tuple(expert_weights.shape)}: both "
             f"must be [{shape[0]}, 1 to {min(MAX_TOP_K, experts.experts)}]"
         )
+    refuse_derivatives("experts_ffn", hidden_states, expert_weights)
     return torch.ops.hf_cpu_accel.experts_ffn(
         hidden_states,
         expert_index,

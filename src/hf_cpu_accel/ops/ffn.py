@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hf_cpu_accel.ops.derivatives import refuse_derivatives
 from hf_cpu_accel.ops.linear import ACTIVATIONS, check_activation, check_input, linear_reference, rows_fake
 from hf_cpu_accel.ops.registry import by_name, declare
 from hf_cpu_accel.packing.linear import PANEL_FEATURES, PackedWeight
@@ -47,6 +48,7 @@ def ffn(
         raise ValueError(f"down takes {down.in_features} features but up gives {up.out_features}")
     weights = (up.data, up.scale, up_bias, down.data, down.scale, down_bias)
     sizes = (down.in_features, down.out_features)
+    refuse_derivatives("ffn", input, up_bias, down_bias, residual)
     return torch.ops.hf_cpu_accel.ffn(input, *weights, residual, *sizes, activation)
 
 
@@ -86,6 +88,7 @@ def gated_ffn(
         )
     weights = (up.data, up.scale, up_bias, down.data, down.scale, down_bias)
     sizes = (down.in_features, down.out_features)
+    refuse_derivatives("gated_ffn", input, up_bias, down_bias, residual)
     return torch.ops.hf_cpu_accel.gated_ffn(input, *weights, residual, *sizes, activation, gate_last)
 
 

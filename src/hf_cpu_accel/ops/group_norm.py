@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from hf_cpu_accel.ops.derivatives import refuse_derivatives
 from hf_cpu_accel.ops.registry import declare
 
 ACTIVATIONS = ("none", "silu")
@@ -54,6 +55,7 @@ def group_norm(
             )
     if activation not in ACTIVATIONS:
         raise ValueError(f"activation={activation!r}: must be one of {ACTIVATIONS}")
+    refuse_derivatives("group_norm", input, weight, bias)
     return torch.ops.hf_cpu_accel.group_norm(input, groups, weight, bias, eps, activation)
 
 

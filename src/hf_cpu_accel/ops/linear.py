@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hf_cpu_accel.ops.derivatives import refuse_derivatives
 from hf_cpu_accel.ops.registry import declare
 from hf_cpu_accel.packing.affine import BITS
 from hf_cpu_accel.packing.linear import PackedWeight, dtype_of, unpack_linear
@@ -65,6 +66,7 @@ def linear(
     """
     check_input(input, weight)
     check_activation(activation)
+    refuse_derivatives("linear", input, bias, residual)
     return torch.ops.hf_cpu_accel.linear(
         input, weight.data, weight.scale, bias, residual, weight.out_features, activation
     )
@@ -92,6 +94,7 @@ def linear_split(
         raise ValueError(
             f"sizes={list(sizes)}: their sum must be {weight.out_features}, the weight's out_features"
         )
+    refuse_derivatives("linear_split", input, bias)
     return torch.ops.hf_cpu_accel.linear_split(input, weight.data, weight.scale, bias, list(sizes))
 
 

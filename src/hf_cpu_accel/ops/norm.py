@@ -11,6 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from hf_cpu_accel.ops.derivatives import refuse_derivatives
 from hf_cpu_accel.ops.registry import declare, like_first
 
 
@@ -29,12 +30,14 @@ def layer_norm(input: Tensor, weight: Tensor | None, bias: Tensor | None, eps: f
         ValueError: if the shapes do not fit.
     """
     _check(input, weight=weight, bias=bias)
+    refuse_derivatives("layer_norm", input, weight, bias)
     return torch.ops.hf_cpu_accel.layer_norm(input, weight, bias, eps)
 
 
 def rms_norm(input: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     """x / sqrt(mean(x^2) + eps) * weight over the last dimension; arguments and result as in `layer_norm`."""
     _check(input, weight=weight)
+    refuse_derivatives("rms_norm", input, weight)
     return torch.ops.hf_cpu_accel.rms_norm(input, weight, eps)
 
 
@@ -53,12 +56,14 @@ def add_layer_norm(
         ValueError: if the shapes do not fit.
     """
     _check(input, residual, weight=weight, bias=bias)
+    refuse_derivatives("add_layer_norm", input, residual, weight, bias)
     return torch.ops.hf_cpu_accel.add_layer_norm(input, residual, weight, bias, eps)
 
 
 def add_rms_norm(input: Tensor, residual: Tensor, weight: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
     """(rms_norm(sum), sum) with sum = input + residual; arguments and result as in `add_layer_norm`."""
     _check(input, residual, weight=weight)
+    refuse_derivatives("add_rms_norm", input, residual, weight)
     return torch.ops.hf_cpu_accel.add_rms_norm(input, residual, weight, eps)
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from hf_cpu_accel.ops.derivatives import refuse_derivatives
 from hf_cpu_accel.ops.registry import declare, like_first
 
 
@@ -39,6 +40,7 @@ def rotary_embedding(input: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bo
                 f"{name} of shape {tuple(table.shape)}: must be [1 or {batch}, {length}, {features}], "
                 f"as the input is {tuple(input.shape)}"
             )
+    refuse_derivatives("rotary_embedding", input, cos, sin)
     return torch.ops.hf_cpu_accel.rotary_embedding(input, cos, sin, interleaved)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from hf_cpu_accel.ops.derivatives import refuse_derivatives
 from hf_cpu_accel.ops.registry import declare, like_first
 
 
@@ -33,6 +34,7 @@ def snake(input: Tensor, alpha: Tensor, scale: Tensor, *, channels_last: bool = 
             raise ValueError(
                 f"{name} of shape {tuple(numbers.shape)}: must be [{channels}], one for each channel"
             )
+    refuse_derivatives("snake", input, alpha, scale)
     return torch.ops.hf_cpu_accel.snake(input, alpha, scale, channels_last)
 
 

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from hf_cpu_accel.ops.derivatives import in_transform
 from hf_cpu_accel.providers.autotune import NATIVE, Result, autotune
 from hf_cpu_accel.providers.budget import Budget
 from hf_cpu_accel.providers.machine import is_busy, machine_key
@@ -142,7 +143,7 @@ class Chooser:
         """
         threads = torch.get_num_threads()
         choice = self._known.get(threads, {}).get(key)
-        if choice is not None or not self._lock.acquire(blocking=False):
+        if choice is not None or in_transform() or not self._lock.acquire(blocking=False):
             return choice
         start = self._clock()
         try:

@@ -16,7 +16,8 @@ WIDTH = 64
 
 @pytest.fixture
 def linears():
-    return [nn.Linear(WIDTH, 32), nn.Linear(WIDTH, 64, bias=False), nn.Linear(WIDTH, 20)]
+    made = [nn.Linear(WIDTH, 32), nn.Linear(WIDTH, 64, bias=False), nn.Linear(WIDTH, 20)]
+    return [linear.requires_grad_(False) for linear in made]  # as those of an accelerated model are
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from hf_cpu_accel.compiler.background.bound import BoundBlock
 from hf_cpu_accel.compiler.background.calls import Key, NotPlain, flatten
 from hf_cpu_accel.compiler.background.region import Form, Region
 from hf_cpu_accel.compiler.background.verdict import disagreement
+from hf_cpu_accel.ops.derivatives import wants_derivative
 
 # Calls between two looks, where no compiled form has shown a gain: looking takes as long as some blocks gain.
 _REST = 31
@@ -58,7 +59,7 @@ class BlockForward:
         except NotPlain as reason:
             region.other_calls = f"it was called with {reason}"
             return self.tier_one(args, kwargs)
-        if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+        if wants_derivative(*tensors):
             return self.tier_one(args, kwargs)
         use = self._uses.get(key)
         if use is None and key not in region.forms:

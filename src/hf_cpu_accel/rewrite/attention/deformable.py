@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from hf_cpu_accel.hosts.arguments import parameter_names
 from hf_cpu_accel.lazy.lazy_tensor import ordinary
 from hf_cpu_accel.ops.deformable_attention import deformable_attention
+from hf_cpu_accel.ops.derivatives import wants_derivative
 from hf_cpu_accel.patching.fused_module import FusedModuleMixin, fused_layer
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.core.context import WEIGHT_DTYPES, Context
@@ -177,7 +178,7 @@ def _attended(named: dict[str, Any] | None) -> Tensor | None:
         return None
     if points.dtype != value.dtype or torch.promote_types(value.dtype, weights.dtype) != value.dtype:
         return None
-    if torch.is_grad_enabled() and any(t.requires_grad for t in (value, points, weights)):
+    if wants_derivative(value, points, weights):
         return None
     value, points, weights = (ordinary(t) for t in (value, points, weights))
     counts = named.get(_COUNTS)

@@ -12,6 +12,7 @@ from hf_cpu_accel.lazy.causal_mask import CausalMask
 from hf_cpu_accel.lazy.lazy_tensor import settled
 from hf_cpu_accel.lazy.stored_heads import readable
 from hf_cpu_accel.ops.attention import attention
+from hf_cpu_accel.ops.derivatives import wants_derivative
 from hf_cpu_accel.rewrite.attention.masks import as_key_padding, attention_mask
 from hf_cpu_accel.rewrite.attention.paged import is_step, paged_attention_forward
 from hf_cpu_accel.rewrite.core.recordable import recordable
@@ -81,7 +82,7 @@ def _wants_more(query: Tensor, key: Tensor, value: Tensor, kwargs: dict[str, Any
     """Whether something is asked for that the op does not do: gradients, other dtypes, broadcast batches, extras."""
     if query.dtype not in (torch.float32, torch.bfloat16) or query.shape[0] != key.shape[0]:
         return True
-    if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
+    if wants_derivative(query, key, value):
         return True
     # Present but None or False means not asked for; a mask tensor must not be tested for truth.
     return any(kwargs.get(name) is not None and kwargs[name] is not False for name in _UNSUPPORTED)

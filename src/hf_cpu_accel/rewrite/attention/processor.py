@@ -18,6 +18,7 @@ from torch.nn import functional
 from torch.utils._device import DeviceContext
 
 from hf_cpu_accel.ops.attention import attention
+from hf_cpu_accel.ops.derivatives import wants_derivative
 from hf_cpu_accel.patching.inner_forward import InnerForward, has_place, put_inside
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.providers.attention import LONG, torch_is_faster
@@ -105,9 +106,7 @@ def dot_product_attention(
         and (query.shape[1] == key.shape[1] or (enable_gqa and query.shape[1] % max(key.shape[1], 1) == 0))
         and not (is_causal and (attn_mask is not None or query.shape[2] != key.shape[2]))
         and (attn_mask is None or attn_mask.dtype in (torch.bool, query.dtype))
-        and not (
-            torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
-        )
+        and not wants_derivative(query, key, value)
     )
     long = ours and query.dtype is torch.float32 and key.shape[2] >= LONG
     if not ours or (

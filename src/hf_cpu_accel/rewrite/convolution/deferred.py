@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from hf_cpu_accel.lazy.lazy_tensor import LazyTensor, VersionGuard, ordinary
+from hf_cpu_accel.ops.derivatives import refuse_transforms
 from hf_cpu_accel.packing.linear import PackedWeight
 from hf_cpu_accel.rewrite.convolution.epilogue import NORMALISED, PLAIN, Epilogue, leaky_name
 from hf_cpu_accel.rewrite.core.fixed_values import refuse_other
@@ -83,6 +84,7 @@ class DeferringConvolution(nn.Module):
         """The output for `input` [N, C, *sizes], now or later."""
         if is_tracing():  # nothing can wait: norms of traced graphs leave it to their convolution
             return self.compute(input, PLAIN if self.fold is None else NORMALISED)
+        refuse_transforms("an accelerated convolution", input)
         shape = self.output_shape(input) if self.waits else None
         if shape is None:
             return self.compute(input, PLAIN)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from hf_cpu_accel.lazy.lazy_tensor import LazyTensor
+from hf_cpu_accel.ops.derivatives import in_forward_mode, refuse_transforms
 from hf_cpu_accel.patching.fused_module import FusedModuleMixin, fused_layer
 from hf_cpu_accel.patching.hooks import is_plain
 from hf_cpu_accel.plan import PlanItem
@@ -47,9 +48,10 @@ class ELUOverTime(FusedModuleMixin):
 
     def forward(self, input: Tensor) -> Tensor:
         waits = input.dim() == 3 and not self.inplace and not input.requires_grad and not is_tracing()
-        if not waits or not has_channels_last(input):
+        if not waits or in_forward_mode() or not has_channels_last(input):
             output: Tensor = self._original_class.forward(self, input)
             return output
+        refuse_transforms("an accelerated ELU", input)
         return DeferredELU.of(input.tensor if isinstance(input, LazyTensor) else input, self.alpha)
 
 

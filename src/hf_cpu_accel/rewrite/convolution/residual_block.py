@@ -21,6 +21,7 @@ from hf_cpu_accel.ops.chain.joined import Steps
 from hf_cpu_accel.ops.chain.reference import output_shape
 from hf_cpu_accel.ops.chain.steps import ConvolutionStep
 from hf_cpu_accel.ops.convolution_chain import BoundConvolutions, bind, convolutions
+from hf_cpu_accel.ops.derivatives import refuse_transforms
 from hf_cpu_accel.packing.activation_range import Range
 from hf_cpu_accel.patching.fused_module import FusedModuleMixin, Reference, fused_layer
 from hf_cpu_accel.patching.hooks import own_forward
@@ -79,6 +80,7 @@ class FusedResidualBlock(FusedModuleMixin):
         if not isinstance(image, Tensor) or not self._takes(image) or self.is_watched:
             return self._original_class.forward(self, *args, **kwargs)
         check_inference(self, image)
+        refuse_transforms("an accelerated residual block", image)
         defers = (self._defers or self.has_ranges) and self._observer is None
         if defers and (shape := self._output_shape(image)) is not None:
             return DeferredImages.after(image, self, shape)

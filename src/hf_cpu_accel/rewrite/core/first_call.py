@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from hf_cpu_accel.lazy.lazy_tensor import LazyTensor
+from hf_cpu_accel.ops.derivatives import in_transform
 from hf_cpu_accel.packing.linear import QUANTISED
 from hf_cpu_accel.patching.fused_module import FusedModuleMixin, Reference
 from hf_cpu_accel.patching.hooks import is_collecting_inside, own_forward
@@ -77,7 +78,7 @@ class FirstCall:
 
         Without the keywords: another thread has compared its call, and taken this hook away, after torch had found it.
         """
-        if torch.compiler.is_compiling() or torch.jit.is_tracing():
+        if torch.compiler.is_compiling() or torch.jit.is_tracing() or in_transform():
             return
         _call.expected.pop(id(self), None)  # of a call that was interrupted
         if kwargs is None or not is_comparable(module):

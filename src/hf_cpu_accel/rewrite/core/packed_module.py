@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hf_cpu_accel.lazy.lazy_tensor import LazyTensor
 from hf_cpu_accel.lazy.lazy_weight import LazyWeight, read_only
 from hf_cpu_accel.ops.derivatives import in_forward_mode, refuse_derivatives
 
@@ -159,8 +160,8 @@ def check_inference(module: nn.Module, input: Tensor) -> None:
         raise RuntimeError(
             "an accelerated model does inference only: call model.eval(), or hf_cpu_accel.restore(model) to train it"
         )
-    if input.requires_grad or in_forward_mode():
-        refuse_derivatives("an accelerated layer", input)
+    if (input.requires_grad or in_forward_mode()) and not isinstance(input, LazyTensor):
+        refuse_derivatives("an accelerated layer", input)  # a lazy tensor was made of inputs that were asked
 
 
 def loading_refused() -> RuntimeError:

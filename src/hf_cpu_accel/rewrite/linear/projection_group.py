@@ -11,6 +11,7 @@ from torch import Tensor
 
 from hf_cpu_accel.lazy.lazy_tensor import LazyTensor
 from hf_cpu_accel.lazy.remember import Stamp
+from hf_cpu_accel.ops.derivatives import in_transform
 from hf_cpu_accel.ops.linear import MAX_SPLIT
 from hf_cpu_accel.packing.linear import PackedWeight
 from hf_cpu_accel.packing.row_order import in_order
@@ -80,7 +81,7 @@ class ProjectionGroup:
         if isinstance(input, LazyTensor):  # whose views share no version with it
             input = input.tensor
         calls = self._calls
-        if self._recording:
+        if self._recording and not in_transform():
             self._record(index, input)
         joined: _Joined | None = getattr(calls, "joined", None)
         if joined is not None:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from hf_cpu_accel.lazy.lazy_tensor import ordinary
+from hf_cpu_accel.ops.derivatives import wants_derivative
 from hf_cpu_accel.patching.fused_module import FusedModuleMixin, fused_layer
 from hf_cpu_accel.patching.restore import swap_module
 from hf_cpu_accel.plan import PlanItem
@@ -59,8 +60,7 @@ def _is_ours(input: Any, weight: Tensor, bias: Tensor | None) -> bool:
         return False
     if torch.compiler.is_compiling() or torch.jit.is_tracing() or torch.is_autocast_enabled("cpu"):
         return False
-    trains = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (input, weight, bias))
-    return not trains
+    return not wants_derivative(input, weight, bias)
 
 
 def is_taken(weight: Tensor) -> bool:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from hf_cpu_accel.lazy.lazy_tensor import LazyTensor, VersionGuard
+from hf_cpu_accel.ops.derivatives import refuse_transforms
 from hf_cpu_accel.ops.group_norm import group_norm
 from hf_cpu_accel.patching.hooks import is_plain
 from hf_cpu_accel.patching.restore import swap_module
@@ -82,6 +83,7 @@ class FusedGroupNorm(nn.Module):
         input = input.tensor if isinstance(input, LazyTensor) else input
         waits = self.activates and input.dim() > 1 and input.shape[1] == self.num_channels
         if waits and _is_dense(input) and not is_tracing():
+            refuse_transforms("an accelerated group norm", input)
             return DeferredGroupNorm.of(self, input)
         return self.compute(input, "none")
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from hf_cpu_accel.lazy.lazy_tensor import all_made
+from hf_cpu_accel.ops.derivatives import in_transform
 from hf_cpu_accel.patching.fused_module import FusedModuleMixin, Reference
 from hf_cpu_accel.rewrite.core.cache_state import put_back
 from hf_cpu_accel.rewrite.core.first_call import LEFT
@@ -150,6 +151,8 @@ class FusedRecordedLayer(FusedModuleMixin):
 
     def _first(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What the forward gives; a program of it is kept if it gives the same."""
+        if in_transform():
+            return self._original_class.forward(self, *args, **kwargs)
         is_new = call.form not in self._programs and len(self._programs) < _MOST_FORMS
         if not is_new or sys.getprofile() is not None:  # else a profiler would not see the rest
             self._left += not any(self._programs.values())
