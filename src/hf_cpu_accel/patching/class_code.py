@@ -30,6 +30,13 @@ def names_written(cls: type) -> frozenset[str]:
 @cache
 def names_kept(cls: type) -> frozenset[str]:
     """The attributes of its own that the forward of `cls` writes, and neither it nor what it calls reads: left for others."""
+    own = [code for method, code in _codes(cls) if method == "forward"]
+    return frozenset(name for code in own for name in _own_written(code)) - names_read(cls)
+
+
+@cache
+def names_read(cls: type) -> frozenset[str]:
+    """The attributes, of whichever object, that the forward of `cls` and the methods that it calls read."""
     codes: dict[str, list[CodeType]] = {}
     for method, code in _codes(cls):
         codes.setdefault(method, []).append(code)
@@ -40,13 +47,8 @@ def names_kept(cls: type) -> frozenset[str]:
             name for method in found for code in codes.get(method, ()) for name in code.co_names
         } - called
         found &= codes.keys()
-    read = {
-        name
-        for method in called
-        for code in codes.get(method, ())
-        for name in (*_attributes(code, "LOAD"), *_words(code))
-    }
-    return frozenset(name for code in codes.get("forward", ()) for name in _own_written(code)) - read
+    reached = [code for method in called for code in codes.get(method, ())]
+    return frozenset(name for code in reached for name in (*_attributes(code, "LOAD"), *_words(code)))
 
 
 def _words(code: CodeType) -> Iterator[str]:

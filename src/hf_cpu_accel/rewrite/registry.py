@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from hf_cpu_accel.checkpoints.gguf import unpacked_tensors
 from hf_cpu_accel.patching.fused_module import note_insides
 from hf_cpu_accel.patching.modes import keep_eval_mode, set_eval_mode
+from hf_cpu_accel.patching.replacement import replace_classes
 from hf_cpu_accel.patching.restore import freeze_parameters
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.attention.deformable import fuse_deformable_attention
@@ -184,6 +185,11 @@ def _note_insides(context: Context) -> Iterable[PlanItem]:
     return ()
 
 
+def _replace_classes(context: Context) -> Iterable[PlanItem]:
+    replace_classes(context.journal)
+    return ()
+
+
 def _check_first_calls(context: Context) -> Iterable[PlanItem]:
     if context.config.verify == "first":
         check_first_calls(context.root, context.journal)
@@ -236,6 +242,7 @@ STAGES: tuple[Stage, ...] = (
     Stage("float16 outside", stay_float16_outside),
     Stage("edits", _watch_edits),
     Stage("insides", _note_insides),
+    Stage("classes", _replace_classes),
     Stage("first calls", _check_first_calls),
     Stage("autotune", _autotune),
 )

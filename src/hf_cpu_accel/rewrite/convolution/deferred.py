@@ -21,7 +21,6 @@ from hf_cpu_accel.lazy.lazy_tensor import LazyTensor, VersionGuard, ordinary
 from hf_cpu_accel.ops.derivatives import refuse_transforms
 from hf_cpu_accel.packing.linear import PackedWeight
 from hf_cpu_accel.rewrite.convolution.epilogue import NORMALISED, PLAIN, Epilogue, leaky_name
-from hf_cpu_accel.rewrite.core.fixed_values import refuse_other
 from hf_cpu_accel.rewrite.core.norm_fold import Fold
 from hf_cpu_accel.runtime.tracing import is_tracing
 
@@ -30,10 +29,6 @@ OwnWeight = tuple[PackedWeight, Tensor | None]
 
 _ATEN = torch.ops.aten
 _WAITS = "convolution"
-# What tells how the kernel moves, under the names of `nn.Conv2d`: the weight is packed for it, and chains are made of it once.
-_GEOMETRY = frozenset(
-    ("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups", "padding_mode")
-)
 
 
 class DeferringConvolution(nn.Module):
@@ -50,16 +45,6 @@ class DeferringConvolution(nn.Module):
     waits: bool = False
     adds: bool = True
     activates: bool = True
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        """As `nn.Module` does it, but how the kernel moves stays as it is.
-
-        Raises:
-            RuntimeError: it is to be something else.
-        """
-        if name in _GEOMETRY:
-            refuse_other(vars(self), name, value)
-        super().__setattr__(name, value)
 
     @abstractmethod
     def compute(self, input: Tensor, epilogue: Epilogue) -> Tensor:

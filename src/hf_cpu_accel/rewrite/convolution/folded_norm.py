@@ -12,12 +12,12 @@ from torch.func import functional_call
 from hf_cpu_accel.lazy.lazy_tensor import LazyTensor
 from hf_cpu_accel.patching.fused_module import FusedModuleMixin, fused_layer, names_taken
 from hf_cpu_accel.patching.plain_values import is_plain
+from hf_cpu_accel.patching.replacement import refuse_other
 from hf_cpu_accel.patching.restore import swap_module
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.convolution.deferred import DeferredConvolution
 from hf_cpu_accel.rewrite.core.activations import identify
 from hf_cpu_accel.rewrite.core.context import Context
-from hf_cpu_accel.rewrite.core.fixed_values import refuse_other
 from hf_cpu_accel.rewrite.core.foreign_code import call_foreign
 from hf_cpu_accel.rewrite.core.norm_fold import Fold, NormAfter
 from hf_cpu_accel.rewrite.core.shadow_copy import Shadow

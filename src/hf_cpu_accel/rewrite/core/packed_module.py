@@ -13,12 +13,13 @@ from torch import Tensor, nn
 from hf_cpu_accel.lazy.lazy_tensor import LazyTensor
 from hf_cpu_accel.lazy.lazy_weight import LazyWeight, read_only
 from hf_cpu_accel.ops.derivatives import in_forward_mode, refuse_derivatives
+from hf_cpu_accel.patching.replacement import Replacement
 
 # What each module gave to the last state dict.
 _saved: weakref.WeakKeyDictionary[nn.Module, weakref.ref[Tensor]] = weakref.WeakKeyDictionary()
 
 
-class PackedModule(nn.Module):
+class PackedModule(Replacement):
     """A module whose weight is packed in memory of its own.
 
     It has the bias parameter of the module that it stands for. The packed weight is deliberately neither parameter nor buffer, so
@@ -33,6 +34,7 @@ class PackedModule(nn.Module):
         is_computed: whether the weight was computed of other tensors (weight norm), which it has in the place of a weight.
     """
 
+    prefix = "Packed"
     bias: nn.Parameter | None
     is_exact: bool = True
     rule: str = ""

@@ -17,6 +17,7 @@ from hf_cpu_accel.lazy.lazy_tensor import LazyTensor, VersionGuard
 from hf_cpu_accel.ops.derivatives import refuse_transforms
 from hf_cpu_accel.ops.group_norm import group_norm
 from hf_cpu_accel.patching.hooks import is_plain
+from hf_cpu_accel.patching.replacement import Replacement
 from hf_cpu_accel.patching.restore import swap_module
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.core.activations import identify
@@ -60,7 +61,7 @@ class DeferredGroupNorm(LazyTensor):
         return super().__torch_dispatch__(func, types, args, kwargs)
 
 
-class FusedGroupNorm(nn.Module):
+class FusedGroupNorm(Replacement):
     """`nn.GroupNorm` [N, C, *] -> [N, C, *], with the parameters of the module that it stands for.
 
     Attributes:

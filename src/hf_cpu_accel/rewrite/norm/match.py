@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +14,7 @@ from hf_cpu_accel.hosts.arguments import parameters_of
 from hf_cpu_accel.lazy.lazy_tensor import LazyTensor
 from hf_cpu_accel.ops.norm import layer_norm, rms_norm
 from hf_cpu_accel.patching.hooks import is_plain
+from hf_cpu_accel.patching.replacement import Replacement
 from hf_cpu_accel.patching.restore import swap_module
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.core.activations import is_library_function
@@ -116,7 +116,7 @@ def _agrees(spec: NormSpec, module: nn.Module, scale: float, weight: Tensor) -> 
     return row_error(output, spec.reference(module, input)) <= FORMULA.of(weight.dtype)
 
 
-class FusedNorm(nn.Module):
+class FusedNorm(Replacement):
     """A norm in one pass: [..., N] -> [..., N]. It has the parameters, and the numbers, of the module that it stands for."""
 
     def __init__(self, original: nn.Module, spec: NormSpec) -> None:
@@ -127,18 +127,6 @@ class FusedNorm(nn.Module):
         vars(self).update({name: value for name, value in vars(original).items() if type(value) is float})
         self.training = False
         self.refresh()
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        """
-        Raises:
-            RuntimeError: it is a number of the original's, which layers were fused with.
-        """
-        if type(value) is float and name in vars(self):
-            raise RuntimeError(
-                f"cannot set {name} of a norm in an accelerated model: call hf_cpu_accel.restore(model), set it, and accelerate "
-                "again"
-            )
-        super().__setattr__(name, value)
 
     def refresh(self) -> None:
         """To be called when the weight was changed: adding an offset takes as long as norming a few rows, so the sum is kept."""

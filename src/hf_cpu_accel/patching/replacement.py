@@ -1,0 +1,155 @@
+"""Modules that replace a host's are instances of its class, and refuse other values of the attributes that they were made with.
+
+People's own loops look for `nn.Conv2d` or `nn.Linear`, and set attributes on the modules that they find.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch import nn
+from torch.nn.utils import parametrize
+
+from hf_cpu_accel.patching.class_code import names_read
+from hf_cpu_accel.patching.inside import is_ours
+from hf_cpu_accel.patching.plain_values import is_plain
+from hf_cpu_accel.patching.restore import Journal, SwappedModule
+
+# What a class may define anew: replacements have their own, or call the host's.
+_OVERRIDDEN = frozenset(
+    ("__init__", "__repr__", "__setstate__", "__doc__", "__module__", "__annotations__", "__dict__")
+) | {"__weakref__", "__firstlineno__", "__static_attributes__", "forward", "extra_repr"}
+_classes: dict[tuple[type[Replacement], type[nn.Module]], type[Replacement]] = {}
+# Hosts write these where a vocabulary is resized, and no linear computes with them.
+_SIZES = frozenset(("in_features", "out_features"))
+
+
+class Replacement(nn.Module):
+    """To be derived from by what replaces a module of a host's. `replace_classes` makes it an instance of that one's class.
+
+    Attributes:
+        host_class: that class, of the class that is made; else None.
+        prefix: of the name of that class, in front of the host's.
+    """
+
+    host_class: type[nn.Module] | None = None
+    prefix: str = "Fused"
+    _fixed: frozenset[str] = frozenset()
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """As `nn.Module` does it, but what the host's forward reads, or packed weights were made with, stays as it is.
+
+        Raises:
+            RuntimeError: it is to be something else.
+        """
+        if name in self._fixed:
+            refuse_other(vars(self), name, value)
+        super().__setattr__(name, value)
+
+    def __repr__(self) -> str:
+        return nn.Module.__repr__(self)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        cls = type(self)
+        ours = cls if self.host_class is None else cls.__bases__[0]
+        return _empty, (ours, self.host_class), self.__getstate__()
+
+
+def replace_classes(journal: Journal) -> None:
+    """Make the replacements in a model instances of the classes that they replace. To be called when all are in place: rules tell
+    by classes what is packed already."""
+    for change in journal.changes:
+        if isinstance(change, SwappedModule):
+            for module, original in _pairs(change.parent._modules[change.name], change.original):
+                if isinstance(module, Replacement) and module.host_class is None:
+                    _present_as(module, original)
+
+
+def _pairs(module: nn.Module | None, original: nn.Module | None) -> Iterator[tuple[nn.Module, nn.Module]]:
+    """(module, what it replaces) of a replacement, and of those that were put into it."""
+    if module is None or original is None or module is original:
+        return
+    yield module, original
+    for name, child in module._modules.items():
+        yield from _pairs(child, original._modules.get(name))
+
+
+def refuse_other(state: dict[str, Any], name: str, value: Any) -> None:
+    """
+    Args:
+        state: the attributes of a module.
+
+    Raises:
+        RuntimeError: `name` is one of them already, and is not equal to `value`.
+    """
+    if name in state and state[name] != value:
+        raise RuntimeError(
+            f"{name} cannot be {value!r} in an accelerated model: packed weights were made with {state[name]!r}. Call "
+            "hf_cpu_accel.restore, set it, and accelerate again"
+        )
+
+
+def _present_as(replacement: Replacement, original: nn.Module) -> None:
+    """Make `replacement` an instance of the class of `original`, with the plain attributes that its forward reads."""
+    host = next(_hosts(replacement, original), None)
+    if host is None:
+        return
+    cls: type = host
+    state, plain, read = vars(replacement), dict(_plain_attributes(original)), names_read(cls)
+    state.update({name: plain[name] for name in plain.keys() & read - state.keys()})
+    state["_fixed"] = frozenset(plain.keys() & (read | state.keys()) - _SIZES)
+    replacement.__class__ = _class_of(type(replacement), host)
+
+
+def _plain_attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
+    for name, value in vars(module).items():
+        if name != "training" and not name.startswith("_") and is_plain(value):
+            yield name, value
+
+
+def _hosts(replacement: nn.Module, original: nn.Module) -> Iterator[type[nn.Module]]:
+    """The classes of `original` that `replacement` can be an instance of, the nearest first.
+
+    They change nothing of how a module is stored, moved or asked for attributes, and their forward reads nothing that the
+    replacement does not have, as that of a linear does which holds quantized tensors.
+    """
+    if is_ours(type(original)):
+        return
+    others = (name for name, value in vars(original).items() if not is_plain(value))
+    held = {*original._parameters, *original._buffers, *original._modules, *others}
+    missing = {name for name in held if not hasattr(replacement, name)}
+    for cls in parametrize.type_before_parametrizations(original).__mro__:
+        if cls is nn.Module or not issubclass(cls, nn.Module):
+            return
+        added = [base for base in cls.__mro__[: cls.__mro__.index(nn.Module)] if base is not object]
+        kind: type = cls
+        if not any(_interferes(base, replacement) for base in added) and not missing & names_read(kind):
+            yield cls
+
+
+def _interferes(base: type, replacement: nn.Module) -> bool:
+    members = vars(base)
+    overridden = members.keys() & vars(nn.Module).keys() - _OVERRIDDEN
+    computed = (members.get(name) for name in vars(replacement))
+    return bool(overridden) or any(hasattr(member, "__set__") for member in computed)
+
+
+def _class_of(ours: type[Replacement], host: type[nn.Module]) -> type[Replacement]:
+    """The class that is `ours` first and `host` besides; the same for the same two."""
+    known = _classes.get((ours, host))
+    return known or _classes.setdefault((ours, host), _mixed(ours, host))
+
+
+def _mixed(ours: type[Replacement], host: type[nn.Module]) -> type[Replacement]:
+    members = {"__module__": ours.__module__, "__doc__": ours.__doc__, "host_class": host}
+    mixed: Any = type(f"{ours.prefix}{host.__name__}", (ours, host), members)
+    # transformers wraps the forward of every new layer class, which costs each call.
+    mixed.forward = ours.forward
+    return mixed
+
+
+def _empty(ours: type[Replacement], host: type[nn.Module] | None) -> nn.Module:
+    """An instance without attributes, for copies and pickles."""
+    cls = ours if host is None else _class_of(ours, host)
+    return cls.__new__(cls)
