@@ -46,6 +46,7 @@ from hf_cpu_accel.rewrite.core.foreign_code import attempt
 from hf_cpu_accel.rewrite.core.left_alone import has_weights, items_left, obstacle
 from hf_cpu_accel.rewrite.core.refusal import Refusal, refusal_items
 from hf_cpu_accel.rewrite.core.rule import Rule, apply_rule, set_rule
+from hf_cpu_accel.rewrite.core.whole_parameters import show_packed_weights
 from hf_cpu_accel.rewrite.decoder.fuse import fuse_decoder_layers
 from hf_cpu_accel.rewrite.encoder.embeddings import EmbeddingsRule
 from hf_cpu_accel.rewrite.encoder.fuse import fuse_encoder_layers
@@ -170,6 +171,11 @@ def _cast_all_or_nothing(context: Context) -> Iterable[PlanItem]:
     return ()
 
 
+def _show_packed_weights(context: Context) -> Iterable[PlanItem]:
+    show_packed_weights(context)
+    return ()
+
+
 def _keep_eval_mode(context: Context) -> Iterable[PlanItem]:
     keep_eval_mode(context.journal, context.root)
     return ()
@@ -237,6 +243,7 @@ STAGES: tuple[Stage, ...] = (
     Stage("what is left", _say_what_is_left),
     Stage("generation", accelerate_generation),
     Stage("casts", _cast_all_or_nothing),
+    Stage("parameters", _show_packed_weights),
     Stage("eval mode", _keep_eval_mode),
     Stage("padding readers", _find_padding_readers),
     Stage("float16 outside", stay_float16_outside),

@@ -189,9 +189,15 @@ class PackedMultiheadAttention(FusedModuleMixin):
     def __getattr__(self, name: str) -> Any:
         if name != WEIGHT:
             return super().__getattr__(name)
+        return self._weight(self._values)
+
+    def whole_parameters(self) -> dict[str, Tensor | None]:
+        """Return the parameters under the names of the original's; a packed one is a `LazyWeight`, which keeps no values."""
+        return {WEIGHT: self._weight({}) if self.kept is None else self.kept, **self._parameters}
+
+    def _weight(self, memo: dict[torch.dtype, Tensor]) -> LazyWeight:
         packed = self.group.packed
-        shape = (packed.out_features, packed.in_features)
-        return _Projection(shape, self.weight_dtype, self.unpack, self._values)
+        return _Projection((packed.out_features, packed.in_features), self.weight_dtype, self.unpack, memo)
 
     def extra_repr(self) -> str:
         return f"embed_dim={self._embed_dim}, num_heads={self.num_heads}, packed={self.group.packed.dtype}"

@@ -85,6 +85,13 @@ class PackedModule(Replacement):
             raise read_only()
         super().register_parameter(name, param)
 
+    def whole_parameters(self) -> dict[str, Tensor | None]:
+        """Return the parameters under the names of the original's; a packed weight is a `LazyWeight`, which keeps no values."""
+        if self.is_computed or "weight" in self._parameters:
+            return dict(self._parameters)
+        weight = LazyWeight(self.weight_shape, self.weight_dtype, self.unpack, {})
+        return {"weight": weight, **self._parameters}
+
     def keep_original(self, weight: nn.Parameter) -> None:
         """Hold the original beside the packed weight; `state_dict()` then gives its exact values."""
         # In front of the bias, where the original has it: state_dict keys keep their order.
@@ -123,10 +130,10 @@ class PackedModule(Replacement):
 
 
 def around_packed(root: nn.Module) -> list[nn.Module]:
-    """Return `root`, and the modules in it that packed ones are in."""
+    """Return `root`, and the modules in it that modules with packed weights are in."""
     found = {id(root): root}
     for path, module in root.named_modules():
-        if isinstance(module, PackedModule):
+        if hasattr(type(module), "whole_parameters"):
             names = path.split(".")
             around = (root.get_submodule(".".join(names[:length])) for length in range(1, len(names)))
             found.update((id(part), part) for part in around if not isinstance(part, PackedModule))

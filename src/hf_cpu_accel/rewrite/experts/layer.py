@@ -74,12 +74,18 @@ class PackedExperts(FusedModuleMixin):
         stack = next((stack for stack in self.__dict__["form"].stacks() if stack.name == name), None)
         if stack is None or name in self._parameters:
             return super().__getattr__(name)
-        packed, experts = self.packed[name], self._experts
+        return self._weight(stack, self._values.setdefault(name, {}))
+
+    def whole_parameters(self) -> dict[str, Tensor | None]:
+        """Return the parameters under the names of the original's; packed ones are `LazyWeight`s, which keep no values."""
+        packed = {stack.name: self._weight(stack, {}) for stack in self.form.stacks()}
+        return {name: self._parameters.get(name, packed.get(name)) for name in self._names}
+
+    def _weight(self, stack: Stack, memo: dict[torch.dtype, Tensor]) -> LazyWeight:
+        packed, experts = self.packed[stack.name], self._experts
         matrix = (packed.out_features // experts, packed.in_features)
         shape = (experts, *(matrix[::-1] if stack.transposed else matrix))
-        return LazyWeight(
-            shape, self.weight_dtype, lambda: self.unpack(stack), self._values.setdefault(name, {})
-        )
+        return LazyWeight(shape, self.weight_dtype, lambda: self.unpack(stack), memo)
 
     def extra_repr(self) -> str:
         weights = self.weights
