@@ -103,8 +103,8 @@ PROVIDERS: dict[str, tuple[torch.dtype, dict[str, Provider]]] = {
 def usable(dtype: str) -> dict[str, Provider]:
     """The providers of a dtype that this build of torch has, and that compute the layer on this CPU."""
     lacking = ["MKL"] * (not torch.backends.mkl.is_available())
-    if hardware.input_bits() == 7:
-        lacking.append("qlinear")  # multiplies inputs of 8 bits all the same, by pairs whose sums saturate
+    if hardware.lacks_vnni():
+        lacking.append("qlinear")  # multiplies bytes by pairs whose sums saturate
     if dtype == "bfloat16" and not candidates("bfloat16"):
         lacking.append("oneDNN")
     return {name: make for name, make in PROVIDERS[dtype][1].items() if not any(of in name for of in lacking)}

@@ -62,7 +62,6 @@ STORED_EXPERTS = Tolerance(1e-3, 2e-2)
 ENCODER_LAYER = Tolerance(2e-3, 2e-2)
 # The same, where quantised inputs may fall on the other side of a step: one moves what comes after by so much.
 DECODER_LAYER = Tolerance(2e-2, 3e-2)
-SEVEN_BITS_MORE = 2.0  # times as much, where quantised inputs have 7 bits: steps are twice as large as with 8
 RECURRENT_MIXER = Tolerance(2e-2, 4e-2)
 FFN = Tolerance(2e-2, 4e-2)
 CONVOLUTION_BLOCK = Tolerance(2e-2, 4e-2)  # of what the block adds to its input

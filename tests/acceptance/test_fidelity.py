@@ -16,7 +16,7 @@ from hf_cpu_accel.runtime import hardware
 from tests.acceptance.drawings import NOISE, SIZE, artist, classifier, draw
 from tests.hosts.diffusion_pipelines import PIPELINES
 
-# In dB. Measured: 56 in bfloat16, 46 in int8, and 40 with the 7 bits that int8 has on CPUs without VNNI. Weights of four bits in
+# In dB. Measured: 56 in bfloat16, 46 in int8. Weights of four bits in
 # int8's place give 31, of three bits 25; one scale for all of a layer's outputs 33; zero points that are not taken out again 11.
 LEAST_PSNR = {"bfloat16": 50, "int8": 36}
 

@@ -8,7 +8,6 @@ from torch import nn
 from hf_cpu_accel import CPUAccelConfig, accelerate_for_cpu, explain, restore
 from hf_cpu_accel.rewrite.core.dtype_table import DtypeTable, coarsest
 from tests.accuracy.models import bert, llama, token_ids
-from tests.ops.linear_cases import SEVEN_BITS
 
 IDS = token_ids(1)[0]["input_ids"]
 
@@ -94,7 +93,7 @@ def test_a_fused_layer_of_several_dtypes_computes_what_its_parts_compute(part, b
     for layer in model.encoder.layer:
         layer.attention.register_forward_hook(lambda *args: None)
     error = (hidden(model) - mixed).norm() / mixed.norm()
-    assert error < (4e-2 if SEVEN_BITS else 2e-2)
+    assert error < 2e-2
 
 
 DTYPES = ("float32", "bfloat16", "int8", "int8-weight")

@@ -13,15 +13,14 @@ from torch import Tensor
 from hf_cpu_accel.ops.experts import ExpertWeights, experts_ffn, experts_reference
 from hf_cpu_accel.ops.linear import ACTIVATIONS
 from hf_cpu_accel.packing.linear import pack_linear, pack_stack
-from tests.ops.linear_cases import SEVEN_BITS
 
 # Largest difference over the largest value of the reference, as in test_decoder_layers.py.
 BOUNDS = {
     "float32": 1e-5,
     "bfloat16": 1e-2,
-    "int8": 1e-1 if SEVEN_BITS else 3e-2,
+    "int8": 3e-2,
     "int8-weight": 1e-2,
-    "int4": 1e-1 if SEVEN_BITS else 5e-2,
+    "int4": 5e-2,
     "affine8": 1e-2,
     "affine4": 1e-2,
 }

@@ -19,10 +19,13 @@ from tests.ops.linear_cases import (
     BOUND,
     SHAPES,
     check,
+    check_largest_products,
     check_rounding_of_wide_input,
     check_weight_as_it_is,
     check_within_half_a_step,
 )
+
+WIDTHS = (1, 2, 6, 31, 64, 65, 144, 1000, 4099)
 
 
 def check_linear(seed: int = 0) -> None:
@@ -34,6 +37,17 @@ def check_linear(seed: int = 0) -> None:
             check(m, k, n, dtype, seed=seed)
         for activation in ACTIVATIONS:
             check(17, 96, 70, dtype, activation, residual=True, seed=seed)
+    for dtype in ("int8", "int4"):
+        for k in WIDTHS:
+            check_largest_products(dtype, k)
+
+
+@pytest.mark.parametrize("k", WIDTHS)
+@pytest.mark.parametrize("dtype", ["int8", "int4"])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_largest_products(dtype: str, k: int, threads: int) -> None:
+    torch.set_num_threads(threads)
+    check_largest_products(dtype, k)
 
 
 @pytest.mark.parametrize("dtype", BOUND)
@@ -215,9 +229,9 @@ def test_int8_at_the_ends_of_float32(features: int) -> None:
         assert linear(tiny, packed).abs().max() <= 1e-36
     big = torch.zeros(1, features)
     big[0, 0] = 2e37
-    # One feature is spread over 16, ten of which count up and six down where all weights are alike: with 7 bits each may be off by
-    # 1/125 of them, 16/4 times that is the sum.
-    torch.testing.assert_close(linear(big, packed), torch.full((1, 40), 2e34), rtol=3.3e-2, atol=0)
+    # One feature is spread over 16, ten of which count up and six down where all weights are alike: each may be off by 1/253 of
+    # them, 16/4 times that is the sum.
+    torch.testing.assert_close(linear(big, packed), torch.full((1, 40), 2e34), rtol=1.65e-2, atol=0)
     big[0, 1] = -2e37
     assert linear(big, packed).abs().max() <= 2e37 * 1e-3 * 0.1
     # The rotation adds up 16 features: what that may overflow for is NaN and not wrong.

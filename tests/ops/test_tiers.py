@@ -83,6 +83,28 @@ def test_tier(tmp_path: Path, cap: str) -> None:
     assert run(tmp_path, cap, code).strip() == hardware.best_tier(FLAGS, cap)
 
 
+SUMS = """
+import hashlib, torch
+from hf_cpu_accel.ops.linear import linear
+from hf_cpu_accel.packing.linear import pack_linear
+digest = hashlib.sha256()
+for threads in (1, 2):
+    torch.set_num_threads(threads)
+    for m, k, n in [(1, 1, 1), (2, 65, 33), (3, 576, 100), (5, 127, 70), (16, 1536, 64), (131, 200, 40)]:
+        g = torch.Generator().manual_seed(m)
+        x, weight = torch.randn(m, k, generator=g), torch.randn(n, k, generator=g)
+        for dtype in ("int8", "int4"):
+            digest.update(linear(x, pack_linear(weight, dtype)).numpy().tobytes())
+print(digest.hexdigest())
+"""
+
+
+def test_vector_tiers_of_x86_have_the_same_sums(tmp_path: Path) -> None:
+    """With VNNI and without it: inputs have 8 bits and sums are exact integers, whichever instructions add them."""
+    tiers = [tier for tier in available if tier.startswith("avx")]
+    assert len({run(tmp_path, tier, SUMS) for tier in tiers}) <= 1
+
+
 @pytest.mark.skipif("avx512_bf16" not in available, reason="the CPU has no vdpbf16ps instruction")
 @pytest.mark.parametrize("dot", ["0", "1"])
 def test_both_ways_to_multiply_bfloat16(tmp_path: Path, dot: str) -> None:

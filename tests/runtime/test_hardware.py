@@ -227,13 +227,19 @@ def test_native_bf16_follows_the_kernels(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize(
-    ("tier", "bits"), [("generic", 8), ("avx2", 7), ("avx2_vnni", 8), ("avx512", 7), ("amx", 8), (None, 8)]
+    ("tier", "lacks"),
+    [
+        ("generic", False),
+        ("avx2", True),
+        ("avx2_vnni", False),
+        ("avx512", True),
+        ("amx", False),
+        (None, False),
+    ],
 )
-def test_inputs_have_7_bits_without_vnni(
-    tier: str | None, bits: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tiers_without_vnni(tier: str | None, lacks: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(extension, "status", lambda: SimpleNamespace(tier=tier))
-    assert hardware.input_bits() == bits
+    assert hardware.lacks_vnni() is lacks
 
 
 def test_peaks_without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:

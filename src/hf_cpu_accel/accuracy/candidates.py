@@ -7,11 +7,10 @@ from torch import nn
 from hf_cpu_accel import extension
 from hf_cpu_accel.runtime import hardware
 
-# Products of 8 to 128 rows against float32's, by 768 x 3072 weights on one core: of a Zen 4 that was held to each tier, of a Zen 3,
-# which has 7 bits, and of a Xeon with AMX (geometric means). Tiers between "avx512_vnni" and "amx" have the integer products of the
-# former at least.
+# Products of 8 to 128 rows against float32's, by 768 x 3072 weights on one core: of a Zen 4 that was held to each tier, and of a
+# Xeon with AMX (geometric means). Tiers between "avx512_vnni" and "amx" have the integer products of the former at least.
 _PRODUCTS = {"int8": 1.8, "int8-weight": 1.0, "bfloat16": 1.0, "float32": 1.0}
-_PRODUCTS_OF_SEVEN_BITS = {**_PRODUCTS, "int8": 2.0, "int8-weight": 1.5}
+_PRODUCTS_WITHOUT_VNNI = {**_PRODUCTS, "int8": 1.7, "int8-weight": 1.5}
 _PRODUCTS_OF_VNNI = {**_PRODUCTS, "int8": 3.3, "int8-weight": 1.9}
 _NATIVE_BFLOAT16 = 1.9
 _PRODUCTS_OF_AMX = {"int8": 6.9, "int8-weight": 4.8, "bfloat16": 3.6, "float32": 1.0}
@@ -55,8 +54,8 @@ def _products() -> dict[str, float]:
     if status.tier == "amx":
         return _PRODUCTS_OF_AMX
     products = _PRODUCTS if status.tier in ("generic", None) else _PRODUCTS_OF_VNNI
-    if hardware.input_bits() == 7:
-        products = _PRODUCTS_OF_SEVEN_BITS
+    if hardware.lacks_vnni():
+        products = _PRODUCTS_WITHOUT_VNNI
     return {**products, "bfloat16": _NATIVE_BFLOAT16} if status.bf16_dot else products
 
 

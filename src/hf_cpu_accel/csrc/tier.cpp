@@ -16,6 +16,7 @@
 #include "gemm/int8_weight.h"
 #include "gemm/microkernel.h"
 #include "gemm/mmla.h"
+#include "gemm/signs.h"
 #include "norm/group_norm_rows.h"
 #include "norm/norm_rows.h"
 #include "probe/limits.h"
@@ -42,10 +43,10 @@ const Kernels& HFCA_CONCAT(kernels_, HFCA_TIER)() {
       {
           HFCA_TIER::TierGemm<HFCA_TIER::DotF32>::kernels(),
           HFCA_TIER::TierGemm<Bf16>::kernels(),
-          HFCA_TIER::TierGemm<HFCA_TIER::DotInt8>::kernels(),
+          HFCA_TIER::Int8Gemm::kernels(),
           HFCA_TIER::Int8WeightGemm::kernels(),
           HFCA_TIER::Int4Gemm::kernels(),
-          HFCA_TIER::TierGemm<HFCA_TIER::DotInt8>::kernels_of_words(),
+          HFCA_TIER::Int8Gemm::kernels_of_words(),
           HFCA_TIER::AffineGemm<4>::kernels(),
           HFCA_TIER::AffineGemm<8>::kernels(),
           HFCA_TIER::FloatRowsGemm::kernels(),

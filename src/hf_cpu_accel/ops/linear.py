@@ -2,8 +2,8 @@
 
 With int8 and int4 weights the input is rotated (rotation.py) and then quantised per row on the fly (W8A8, W4A8) over the row's
 range [min, max], widened to hold 0: scale = (max - min) / 253, values round(x / scale) around a rounded zero point; sums are exact
-in int32. On CPUs without VNNI the input gets 7 bits (125 steps), since their int16 pair sums would saturate. With "int8-weight"
-the input gets 16 bits, symmetrically: in two bytes that are multiplied one after the other, or, without VNNI, whole.
+in int32, the same on every CPU. With "int8-weight" the input gets 16 bits, symmetrically: in two bytes that are multiplied one
+after the other, or, without VNNI, whole.
 Rows that hold values beyond 2e37 may give NaN.
 """
 

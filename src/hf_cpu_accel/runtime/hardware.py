@@ -197,11 +197,11 @@ def thread_limit(affinity: int, cores: int, quota: float | None) -> tuple[int, s
     return count, f"{count}, one per core that this process may use"
 
 
-def input_bits() -> int:
-    """How many bits the inputs of int8 and int4 products have: 8, or 7 where bytes are multiplied without VNNI."""
+def lacks_vnni() -> bool:
+    """Return whether the kernels multiply bytes by instructions of AVX2 or AVX-512 that are older than VNNI."""
     from hf_cpu_accel import extension
 
-    return 7 if extension.status().tier in ("avx2", "avx512") else 8
+    return extension.status().tier in ("avx2", "avx512")
 
 
 def native_bf16_is_fast() -> bool:

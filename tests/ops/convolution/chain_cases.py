@@ -24,12 +24,10 @@ from hf_cpu_accel.ops.chain.steps import (
 from hf_cpu_accel.ops.convolution_chain import bind, convolutions
 from hf_cpu_accel.ops.linear import ACTIVATIONS
 from hf_cpu_accel.packing.convolution import pack_conv2d, pack_grouped, takes_tiles, unpack_conv2d
-from tests.ops.linear_cases import SEVEN_BITS
 
 # Of the largest value, after three convolutions on the weights that were packed. What is narrow is rounded to 8 bits once or twice
 # more than what the kernels read; integers add a step of their input for every convolution.
 BOUND = {"float32": 1e-5, "bfloat16": 3e-2, "int8": 6e-2}
-SEVEN_BITS_BOUND = 1.2e-1  # of int8 on tiers without VNNI
 # Between kernel and reference, which round alike: one step where a value lies between two.
 ALIKE = {"float32": 1e-5, "bfloat16": 2e-2, "int8": 4e-2}
 
@@ -159,14 +157,13 @@ def check(dtype: str, seed: int, *, narrow: bool, channels: int = 32, **options:
     image = torch.randn(rng.randint(1, 3), channels, rng.randint(1, 20), rng.randint(1, 20))
     image = image.contiguous(memory_format=rng.choice((torch.channels_last, torch.contiguous_format)))
     bound, expected = bind(steps, narrow=narrow), truth(image, steps)
-    limit = SEVEN_BITS_BOUND if dtype == "int8" and SEVEN_BITS else BOUND[dtype]
     for threads in (1, 2):
         torch.set_num_threads(threads)
         got = convolutions(image, bound)
         assert got.dtype is image.dtype
         assert got.is_contiguous(memory_format=torch.channels_last)
         error = float((got - expected).abs().max() / expected.abs().max().clamp_min(1.0))
-        assert error <= limit, f"{dtype} {seed} {threads}: {error:.2e}"
+        assert error <= BOUND[dtype], f"{dtype} {seed} {threads}: {error:.2e}"
 
 
 def check_stem(dtype: str, seed: int) -> None:

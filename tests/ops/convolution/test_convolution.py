@@ -11,10 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hf_cpu_accel.ops.convolution import conv2d, conv2d_reference
-from hf_cpu_accel.ops.linear import ACTIVATIONS
+from hf_cpu_accel.ops.linear import ACTIVATIONS, INPUT_STEPS
 from hf_cpu_accel.packing.convolution import pack_conv2d, unpack_conv2d
 from hf_cpu_accel.packing.linear import PackedWeight
-from tests.ops.linear_cases import BOUND, CONVOLUTION_DTYPES, SEVEN_BITS
+from tests.ops.linear_cases import BOUND, CONVOLUTION_DTYPES
 
 Pair = tuple[int, int]
 
@@ -139,7 +139,7 @@ def check_within_half_a_step(case: Case) -> None:
     )
     values = unpack_conv2d(packed, case.kernel_size).double()
     low, high = image.amin((1, 2, 3)).clamp(max=0), image.amax((1, 2, 3)).clamp(min=0)
-    step = (high - low).view(-1, 1, 1, 1).double() / (125 if SEVEN_BITS else 253)
+    step = (high - low).view(-1, 1, 1, 1).double() / INPUT_STEPS
     limit = F.conv2d(torch.ones_like(image, dtype=torch.float64), values.abs(), **case.window) * 0.505 * step
     off = (case.run(image, packed) - F.conv2d(image.double(), values, **case.window)).abs()
     assert (off <= limit).all(), f"{case}: {(off / limit).max():.3f} of the limit"

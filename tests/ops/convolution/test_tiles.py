@@ -13,12 +13,10 @@ from hf_cpu_accel.ops.linear import ACTIVATIONS
 from hf_cpu_accel.packing.convolution import pack_conv2d
 from hf_cpu_accel.packing.linear import PackedWeight
 from tests.ops.convolution.test_convolution import Case
-from tests.ops.linear_cases import SEVEN_BITS
 
 # Error of the output over its spread, as root mean squares, against the weights that were given. Patches of the image have 2.4e-3
 # in bfloat16 and 1.0e-2 in int8.
 BOUND = {"float32": 2e-6, "bfloat16": 5e-3, "int8": 2e-2}
-SEVEN_BITS_BOUND = 3.5e-2  # of int8 on tiers without VNNI
 # Of the largest value, between kernel and reference: where a value lies between two steps, they may round it differently.
 ALIKE = {"float32": 5e-6, "bfloat16": 1e-2, "int8": 1e-2}
 
@@ -61,8 +59,7 @@ def check(case: Case, dtype: str, activation: str = "none", residual: bool = Fal
     assert got.shape == truth.shape
     assert got.is_contiguous(memory_format=torch.channels_last)
     error = (got - truth).square().mean().sqrt() / truth.square().mean().sqrt()
-    bound = SEVEN_BITS_BOUND if dtype == "int8" and SEVEN_BITS else BOUND[dtype]
-    assert error <= bound, f"{dtype} {case} {activation}: error {error:.2e}"
+    assert error <= BOUND[dtype], f"{dtype} {case} {activation}: error {error:.2e}"
 
 
 def check_tile_convolution(seed: int) -> None:
@@ -120,7 +117,7 @@ def test_reference(dtype: str, image_dtype: torch.dtype) -> None:
         assert got.dtype is image_dtype
         rounding = 2**-7 if image_dtype is torch.bfloat16 else 0.0
         largest = expected.float().abs().max()
-        limit = (ALIKE[dtype] + rounding) * (3 if dtype == "int8" and SEVEN_BITS else 1)
+        limit = ALIKE[dtype] + rounding
         assert (got.float() - expected.float()).abs().max() <= limit * largest.clamp_min(1.0)
 
 
@@ -157,7 +154,7 @@ def test_large_channels_leave_the_others_their_precision() -> None:
         got = case.run(image, pack_conv2d(weight, "int8", tiled=tiled))
         return float((got - truth).norm() / truth.norm())
 
-    assert error(True) < (2 if SEVEN_BITS else 1) * 0.025 < error(False)
+    assert error(True) < 0.025 < error(False)
 
 
 def test_nan_stays_in_the_tiles_that_see_it() -> None:

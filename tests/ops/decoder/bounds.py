@@ -6,17 +6,14 @@ import torch
 from torch import Tensor
 
 from tests.ops.decoder.cases import Case
-from tests.ops.linear_cases import SEVEN_BITS
 
 # Largest difference over the largest value of the reference; see encoder/test_layer.py.
 BOUNDS = {
     "float32": 1e-5,
     "bfloat16": 1e-2,
     "int8": 3e-2,
-    "int8, 7 bits": 1e-1,
     "int8-weight": 1e-2,
     "int4": 5e-2,
-    "int4, 7 bits": 1e-1,
     "affine8": 1e-2,
     "affine4": 1e-2,
 }
@@ -25,8 +22,7 @@ INT8_STEP = 1 / 127
 
 
 def bound_of(case: Case) -> float:
-    seven_bits = case.weights in ("int8", "int4") and SEVEN_BITS
-    bound = BOUNDS[f"{case.weights}, 7 bits" if seven_bits else case.weights]
+    bound = BOUNDS[case.weights]
     # A step of 8 bits may be taken the other way, where the values before it differ in their last bits.
     return (
         bound

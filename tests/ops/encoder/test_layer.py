@@ -21,12 +21,11 @@ from hf_cpu_accel.ops.encoder_layer import (
 from hf_cpu_accel.packing.linear import pack_linear
 from tests.ops.encoder.call import masks_of, positions_of, reference, weights_of
 from tests.ops.encoder.cases import CASES, MASKS, PADDINGS, Case
-from tests.ops.linear_cases import SEVEN_BITS
 
 # Largest difference over the largest value of the reference. int8: values near the middle between two steps may be rounded to
-# either side, and one step of an input that ends up in 7 bits is 1/125 of its row's range.
+# either side.
 # Narrow values between the steps are rounded to bfloat16, which may move int8 ones to the next step.
-BOUNDS = {"float32": 1e-5, "bfloat16": 1e-2, "int8": 2e-2, "int4": 2e-2, "int8, 7 bits": 1e-1}
+BOUNDS = {"float32": 1e-5, "bfloat16": 1e-2, "int8": 2e-2, "int4": 2e-2}
 BFLOAT16_ROUNDING = 2.0**-8
 
 
@@ -35,8 +34,7 @@ def check(case: Case, hidden_states: Tensor | None = None) -> None:
     if hidden_states is None:
         hidden_states = torch.randn(case.batch, case.length, case.features).to(case.dtype)
     expected = reference(hidden_states, weights, padding, mask, **positions).double()
-    seven_bits = case.weights in ("int8", "int4") and SEVEN_BITS
-    bound = BOUNDS["int8, 7 bits" if seven_bits else case.weights]
+    bound = BOUNDS[case.weights]
     bound += BFLOAT16_ROUNDING if case.bf16_intermediates else 0.0
     bound += BFLOAT16_ROUNDING if case.dtype is torch.bfloat16 else 0.0
     threads = torch.get_num_threads()

@@ -11,12 +11,12 @@ from hf_cpu_accel.ops.convolution import conv2d_reference, out_size
 from hf_cpu_accel.ops.convolution_chain import bind
 from hf_cpu_accel.ops.linear import ACTIVATIONS
 from hf_cpu_accel.packing.convolution import pack_conv2d, takes_tiles
-from tests.ops.convolution.chain_cases import ALIKE, SEVEN_BITS_BOUND, chain, gated, stem
+from tests.ops.convolution.chain_cases import ALIKE, chain, gated, stem
 from tests.ops.convolution.test_convolution import drawn
 from tests.ops.fuzz import draw
 from tests.ops.fuzz.call import Call
 from tests.ops.fuzz.linear import before_activation
-from tests.ops.linear_cases import BOUND, CONVOLUTION_DTYPES, SEVEN_BITS
+from tests.ops.linear_cases import BOUND, CONVOLUTION_DTYPES
 
 
 def conv2d(rng: random.Random) -> Call:
@@ -56,9 +56,8 @@ def convolutions(rng: random.Random) -> Call:
         image = torch.randn(rng.randint(1, 2), rng.randint(7, 20), rng.randint(9, 20), channels)
     narrow = kind != "float32" and rng.random() < 0.5
     bound = bind(steps, narrow=narrow)
-    limit = SEVEN_BITS_BOUND if kind == "int8" and SEVEN_BITS else ALIKE[kind]
     arguments = [draw.laid_out(rng, image), bound.parts, bound.layout, narrow]
-    return Call("convolutions", arguments, chain_reference, limit, notes=[kind], hides=True)
+    return Call("convolutions", arguments, chain_reference, ALIKE[kind], notes=[kind], hides=True)
 
 
 FAMILY = (conv2d, convolutions)

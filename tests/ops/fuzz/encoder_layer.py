@@ -14,7 +14,6 @@ from tests.ops.encoder.cases import MASKS, PADDINGS, Case
 from tests.ops.encoder.test_layer import BFLOAT16_ROUNDING, BOUNDS
 from tests.ops.fuzz import draw
 from tests.ops.fuzz.call import Call
-from tests.ops.linear_cases import SEVEN_BITS
 
 
 def encoder_layer(rng: random.Random) -> Call:
@@ -25,8 +24,7 @@ def encoder_layer(rng: random.Random) -> Call:
     inputs = EncoderInputs(
         padding, mask, positions["relative"], cos, sin, case.window or 0, *(positions["positions"] or ())
     )
-    seven_bits = case.weights == "int8" and SEVEN_BITS
-    bound = BOUNDS["int8, 7 bits" if seven_bits else case.weights] + draw.rounding(x)
+    bound = BOUNDS[case.weights] + draw.rounding(x)
     bound += BFLOAT16_ROUNDING if case.bf16_intermediates else 0.0
     bound *= (
         2 if case.weights == "int8" else 1

@@ -35,7 +35,7 @@ struct AffineBytes<4> {
 
 template <>
 struct AffineBytes<8> {
-  static constexpr int pair_bytes = 8 * hfca::panel_columns, less_by = packed_less;  // bytes are multiplied as so much less than they are
+  static constexpr int pair_bytes = 8 * hfca::panel_columns, less_by = packs_signed ? packed_less : 0;  // bytes are multiplied as so much less than they are
   static WordPair load(const uint8_t* p) {
     const auto* words = reinterpret_cast<const uint32_t*>(p);
     return {less(DotInt8::load(words)), less(DotInt8::load(words + hfca::panel_columns))};
@@ -54,7 +54,7 @@ struct AffineBytes<8> {
 
 constexpr int line_features = 4 * packed_words;
 
-#if HFCA_WIDENED_INT8
+#if HFCA_WITHOUT_VNNI
 struct AffineDot {
   static constexpr int sums = 1, most = 32767;  // of a row; largest integer
   static constexpr int input_words = 2;  // of a row that meet one word of weights

@@ -1,8 +1,9 @@
 // How a tier multiplies one input word by a vector of weight words. A Dot has:
 //   Words       input packing (pack.h)
 //   rows        most rows of a register tile: 2 * rows accumulators + weights + broadcast must fit the register file
-//   substeps    input words per weight word (2 where bfloat16 weights are widened to float32)
-//   step(acc, input word, weight), add(acc, acc)
+//   substeps    steps per weight word (2 where bfloat16 weights are widened to float32)
+//   step_words  input words of one step (2 where the signs of bytes are parted from their magnitudes)
+//   step(acc, input, weight), add(acc, acc)
 #pragma once
 #include "pack.h"
 
@@ -46,7 +47,7 @@ struct DotF32 {
   using Words = FloatWords<1>;
   using Acc = Simd::Float;
   using Weight = Simd::Float;
-  static constexpr int rows = Simd::registers == 32 ? 14 : 6, substeps = 1;
+  static constexpr int rows = Simd::registers == 32 ? 14 : 6, substeps = 1, step_words = 1;
 #if !defined(HFCA_SIMD_GENERIC)
   static constexpr int vectors = 2;
 #else
@@ -73,7 +74,7 @@ struct DotBf16Widen {
   using Words = FloatWords<2>;
   using Acc = Simd::Float;
   using Input = DotF32::Input;
-  static constexpr int rows = Simd::registers == 32 ? 12 : 4, substeps = 2, vectors = DotF32::vectors;
+  static constexpr int rows = Simd::registers == 32 ? 12 : 4, substeps = 2, step_words = 1, vectors = DotF32::vectors;
   static Acc add(Acc a, Acc b) { return Simd::add(a, b); }
   static Acc zero() { return Simd::zero(); }
   static Input broadcast(const uint32_t* p) { return DotF32::broadcast(p); }
@@ -121,7 +122,7 @@ struct DotBf16 {
   using Acc = __m512;
   using Weight = __m512i;
   using Input = __m512i;
-  static constexpr int rows = 14, substeps = 1, vectors = 2;
+  static constexpr int rows = 14, substeps = 1, step_words = 1, vectors = 2;
   static Acc add(Acc a, Acc b) { return _mm512_add_ps(a, b); }
   static Acc zero() { return _mm512_setzero_ps(); }
   static Weight load(const uint32_t* p) { return in_register(_mm512_loadu_si512(p)); }
@@ -142,7 +143,7 @@ struct DotBf16 : DotLane {
   using Words = Bf16Words;
   using Acc = Simd::Float;
   using Weight = Simd::Int;
-  static constexpr int rows = 6, substeps = 1, vectors = 2;
+  static constexpr int rows = 6, substeps = 1, step_words = 1, vectors = 2;
   static Acc add(Acc a, Acc b) { return Simd::add(a, b); }
   static Acc zero() { return Simd::zero(); }
   static Weight load(const uint32_t* p) { return Simd::load_int(reinterpret_cast<const int32_t*>(p)); }

@@ -4,13 +4,14 @@
 
 namespace HFCA_TIER {
 
-// int8: uint8 input times int8 weights, int32 sums. Without VNNI the pairwise int16 sums of vpmaddubsw would saturate with 8-bit
-// input, so these tiers quantise the input to 7 bits (ao PR 4266 describes the trap). steps: see ByteWords.
+// int8: uint8 input times int8 weights, int32 sums. Without VNNI the pairwise int16 sums of vpmaddubsw would saturate (ao PR 4266 describes
+// the trap): DotInt8Signs.
 //
 // The sums are added in inline assembly: with the intrinsics, which work on another vector type than __m512i, gcc 12 copies and spills
 // its accumulators. A third of the AVX2 loop were moves.
 struct DotInt8 {
-  static constexpr int substeps = 1;
+  static constexpr int substeps = 1, step_words = 1;
+  static constexpr int steps = 253;  // of the input's range: ByteWords
 #if defined(HFCA_SIMD_AVX512)
   using Acc = __m512i;
   using Weight = __m512i;
@@ -22,15 +23,9 @@ struct DotInt8 {
   static Input broadcast(const uint32_t* p) { return _mm512_set1_epi32(static_cast<int>(*p)); }
   static void store(float* p, Acc acc) { _mm512_storeu_ps(p, _mm512_cvtepi32_ps(acc)); }
 #if defined(__AVX512VNNI__)
-  static constexpr int rows = 14, steps = 253;
+  static constexpr int rows = 14;
   static Acc step(Acc acc, Input a, Weight b) {
     asm("vpdpbusd %2, %1, %0" : "+v"(acc) : "v"(a), "v"(b));
-    return acc;
-  }
-#else
-  static constexpr int rows = 12, steps = 125;
-  static Acc step(Acc acc, Input a, Weight b) {
-    asm("vpaddd %1, %0, %0" : "+v"(acc) : "v"(_mm512_madd_epi16(_mm512_maddubs_epi16(a, b), _mm512_set1_epi16(1))));
     return acc;
   }
 #endif
@@ -45,15 +40,9 @@ struct DotInt8 {
   static Input broadcast(const uint32_t* p) { return _mm256_set1_epi32(static_cast<int>(*p)); }
   static void store(float* p, Acc acc) { _mm256_storeu_ps(p, _mm256_cvtepi32_ps(acc)); }
 #if defined(__AVXVNNI__)
-  static constexpr int rows = 6, steps = 253;
+  static constexpr int rows = 6;
   static Acc step(Acc acc, Input a, Weight b) {
     asm("%{vex%} vpdpbusd %2, %1, %0" : "+x"(acc) : "x"(a), "x"(b));  // without the prefix it would be AVX-512's
-    return acc;
-  }
-#else
-  static constexpr int rows = 5, steps = 125;
-  static Acc step(Acc acc, Input a, Weight b) {
-    asm("vpaddd %1, %0, %0" : "+x"(acc) : "x"(_mm256_madd_epi16(_mm256_maddubs_epi16(a, b), _mm256_set1_epi16(1))));
     return acc;
   }
 #endif
@@ -62,7 +51,7 @@ struct DotInt8 {
   using Acc = Simd::Int;
   using Weight = Simd::Int;
   using Input = DotLane::Input;
-  static constexpr int rows = 6, steps = 253, vectors = 2;
+  static constexpr int rows = 6, vectors = 2;
   static Acc add(Acc a, Acc b) { return {vaddq_s32(a.low, b.low), vaddq_s32(a.high, b.high)}; }
   static Acc zero() { return {vdupq_n_s32(0), vdupq_n_s32(0)}; }
   static Weight load(const uint32_t* p) { return Simd::load_int(reinterpret_cast<const int32_t*>(p)); }
@@ -79,7 +68,7 @@ struct DotInt8 {
   struct Input {
     int32_t byte[4];
   };
-  static constexpr int rows = 4, steps = 253, vectors = 1;
+  static constexpr int rows = 4, vectors = 1;
   static Acc add(Acc a, Acc b) { return a + b; }
   static Acc zero() { return Acc{}; }
   static Weight load(const uint32_t* p) { return Simd::load_int(reinterpret_cast<const int32_t*>(p)); }
@@ -97,8 +86,8 @@ struct DotInt8 {
   using Words = ByteWords<steps>;
 };
 
-#if (defined(HFCA_SIMD_AVX512) && !defined(__AVX512VNNI__)) || (defined(HFCA_SIMD_AVX2) && !defined(__AVXVNNI__))
-#define HFCA_WIDENED_INT8 1
+#if HFCA_WITHOUT_VNNI
+#define HFCA_WITHOUT_VNNI 1
 // int8 weights widened to int16, input of 16 bits: for CPUs without VNNI, where bytes would have to pass twice for so much. Two of the four
 // features of a weight word meet one word of the input: the even ones first, then the odd ones (Simd::store_shorts). A sum of
 // `features_at_once` fits 32 bits: 512 * 32767 * 127 < 2^31.
@@ -126,17 +115,13 @@ struct DotInt8Widen : DotInt8 {
 };
 #endif
 
-#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
-#define HFCA_VNNI 1
-#endif
-
-#if HFCA_VNNI || HFCA_WIDENED_INT8
+#if HFCA_VNNI || HFCA_WITHOUT_VNNI
 #define HFCA_DOT_INT16 1
 // Two int16 by two int16 per word, int32 sums: twice the rate of float32. For attention, which packs its words itself.
 struct DotInt16 : DotInt8 {
   static constexpr int rows = DotF32::rows;
   static Acc step(Acc acc, Input a, Weight b) {
-#if HFCA_WIDENED_INT8
+#if HFCA_WITHOUT_VNNI
     return DotInt8Widen::step(acc, a, b);
 #elif defined(HFCA_SIMD_AVX512)
     asm("vpdpwssd %2, %1, %0" : "+v"(acc) : "v"(a), "v"(b));

@@ -10,7 +10,7 @@
 #pragma once
 #include <cstring>
 
-#include "microkernel.h"
+#include "signs.h"
 
 namespace HFCA_TIER {
 
@@ -101,17 +101,19 @@ inline Simd::Int multiply_bytes(Simd::Int bytes, Simd::Int m) {
 }
 #endif
 
-// Sums over 32 input features. Without VNNI they fit into the int16 pairs of vpmaddubsw: 8 * 2 * 127 * 10 < 2^15.
-#if defined(HFCA_SIMD_AVX512) && !defined(__AVX512VNNI__)
+// Sums over `words` words of input. Without VNNI these fit into the int16 pairs of vpmaddubsw, since levels are small: 4 * 2 * 255 * 10 < 2^15.
+#if defined(HFCA_SIMD_AVX512) && HFCA_WITHOUT_VNNI
 struct BlockSum {
+  static constexpr int words = 4;
   static Simd::Int step(Simd::Int sum, Simd::Int input, Simd::Int levels) {
     return _mm512_add_epi16(sum, _mm512_maddubs_epi16(input, levels));
   }
   static Simd::Int multiplier(const uint8_t* p) { return both_halves(load_multipliers(p)); }
   static Simd::Int times(Simd::Int sum, Simd::Int m) { return _mm512_madd_epi16(sum, m); }
 };
-#elif defined(HFCA_SIMD_AVX2) && !defined(__AVXVNNI__)
+#elif HFCA_WITHOUT_VNNI
 struct BlockSum {
+  static constexpr int words = 4;
   static Simd::Int step(Simd::Int sum, Simd::Int input, Simd::Int levels) {
     return _mm256_add_epi16(sum, _mm256_maddubs_epi16(input, levels));
   }
@@ -120,6 +122,7 @@ struct BlockSum {
 };
 #else
 struct BlockSum {
+  static constexpr int words = 8;
   static Simd::Int step(Simd::Int sum, DotInt8::Input input, Simd::Int levels) {
     sum = DotInt8::step(sum, input, levels);
 #if defined(HFCA_SIMD_NEON)
@@ -141,6 +144,7 @@ struct BlockSum {
 #endif
 
 struct Int4Gemm {
+  using Words = ByteWords<DotInt8::steps, packs_signed ? packed_less : 0>;  // levels need no signs.h
   static constexpr int tile_rows = Simd::registers == 32 ? 8 : 4;  // sums of a block, levels and the total of all columns fit the registers
   // Two tiles unpack levels twice, which takes less than unpacking a panel to int8 once. (8192 x 2048, 12 rows on Zen 4: 0.65 of the time;
   // 16 rows: 0.96. Tiles of four rows: 1.06 at 6 rows.)
@@ -169,6 +173,7 @@ struct Int4Gemm {
   template <int rows>
   static void multiply(const Gemm& g, const uint32_t* __restrict input, const uint8_t* __restrict weight, float* __restrict sums) {
     constexpr int chains = rows <= most_chained ? 2 : 1;  // few rows leave the multipliers waiting for their own last result
+    constexpr int sums_of_block = block_words / chains > BlockSum::words ? 2 : 1, pairs = block_words / 2 / sums_of_block;
     constexpr int together = 2, sums_together = together * rows;  // columns, in vectors, that share a broadcast
     Simd::Int total[vectors * rows];
     unroll<0, vectors * rows>([&](auto i) HFCA_INLINE { total[i] = DotInt8::zero(); });
@@ -177,10 +182,11 @@ struct Int4Gemm {
       const uint8_t* levels = weight + hfca::panel_columns;
       ask(weight);
       for (int64_t left = g.group; left > 0; left -= block) {
-        unroll<0, vectors / together>([&](auto part) HFCA_INLINE {
+        unroll<0, vectors / together * sums_of_block>([&](auto number) HFCA_INLINE {
+          constexpr int part = number / sums_of_block, first_pair = number % sums_of_block * pairs;
           Simd::Int sum[chains][sums_together];
           unroll<0, chains * sums_together>([&](auto i) HFCA_INLINE { sum[i / sums_together][i % sums_together] = DotInt8::zero(); });
-          unroll<0, block_words / 2>([&](auto pair) HFCA_INLINE {
+          unroll<first_pair, first_pair + pairs>([&](auto pair) HFCA_INLINE {
             Levels words[together];
             unroll<0, together>([&](auto v) HFCA_INLINE {
               const uint8_t* at = levels + pair * pair_bytes + (part * together + v) * Simd::width * 4;
@@ -253,12 +259,13 @@ struct Int4Gemm {
   }
 
   static constexpr hfca::GemmKernels kernels() {
-    hfca::GemmKernels k{tile_rows, 0, &input_words, &panel_bytes, &DotInt8::Words::pack, &compute};
+    hfca::GemmKernels k{tile_rows, 0, &input_words, &panel_bytes, &Words::pack, &compute};
     k.most_rows = most_rows;
     return k;
   }
   static constexpr hfca::GemmKernels unpacked_kernels() {
-    return {DotInt8::rows, 0, &input_words, &panel_bytes, &DotInt8::Words::pack, &TierGemm<DotInt8>::compute, &unpack};
+    constexpr hfca::GemmKernels whole = Int8Gemm::kernels();
+    return {whole.tile_rows, 0, Int8Gemm::parted ? whole.input_words : &input_words, &panel_bytes, whole.pack_rows, whole.compute, &unpack};
   }
 
  private:

@@ -28,7 +28,7 @@ struct WideWords : DotInt8::Words {
   }
 };
 
-#if HFCA_WIDENED_INT8
+#if HFCA_WITHOUT_VNNI
 // Two words of two int16 for each word of the weight.
 struct ShortWords : WideWords {
   static void pack(const Gemm& g, int64_t row, int rows) {

@@ -10,10 +10,10 @@
 
 namespace HFCA_TIER {
 
-// sums[rows][panel_columns] = input @ one weight panel.
+// sums[rows][panel_columns] = starts[rows] + input @ one weight panel. starts: null for zeros; signs.h has others.
 template <class Dot, int rows>
-inline void multiply(const uint32_t* __restrict input, const uint32_t* __restrict weight, int64_t weight_words, float* __restrict sums,
-                     hfca::Ahead ahead = {nullptr, 0}) {
+inline void multiply_from([[maybe_unused]] const uint32_t* starts, const uint32_t* __restrict input, const uint32_t* __restrict weight,
+                          int64_t weight_words, float* __restrict sums, hfca::Ahead ahead) {
   // So few rows are all there are (more would be dealt out to tiles of half the height or more) and wait for their weights: they take
   // all columns of a panel in one pass, as one stream.
   constexpr bool streaming = 2 * rows < Dot::rows;
@@ -23,13 +23,15 @@ inline void multiply(const uint32_t* __restrict input, const uint32_t* __restric
   // CPU busy (2 multipliers with a latency of 4 or 5); no more than a full tile has, where a stream's weights leave room for so many.
   constexpr int room = Dot::rows * Dot::vectors + Dot::vectors - vectors, parts = room < 16 ? room : 16,
                 chains = tile < parts ? parts / tile : 1;
-  constexpr int block = packed_words / Dot::substeps;  // words of the weight that meet the words of a row that lie side by side
+  constexpr int word_inputs = Dot::substeps * Dot::step_words, block = packed_words / word_inputs;  // words of the weight that meet the words of a row that lie side by side
   // A whole row of the panel per word runs along this panel; less is this tile's share of the next one, for all passes together.
   const bool along = ahead.step == hfca::panel_columns * 4;
   if (!along) ahead.step /= hfca::panel_columns / columns;
   for (int column = 0; column < hfca::panel_columns; column += columns) {
     typename Dot::Acc acc[chains][tile];
     unroll<0, chains * tile>([&](auto i) HFCA_INLINE { acc[i / tile][i % tile] = Dot::zero(); });
+    if constexpr (Dot::step_words == 2)
+      if (starts) unroll<0, tile>([&](auto i) HFCA_INLINE { acc[0][i] = Dot::start(starts[i / vectors]); });
     const uint32_t *a = input, *b = weight + column;
     const uint32_t* soon = nullptr;  // a line of the input's next block, one after another: all of them are needed at once
     const auto step = [&](auto chain) HFCA_INLINE {
@@ -44,15 +46,16 @@ inline void multiply(const uint32_t* __restrict input, const uint32_t* __restric
       typename Dot::Weight packed[vectors];
       unroll<0, vectors>([&](auto v) HFCA_INLINE { packed[v] = Dot::load(b + v * Simd::width); });
       unroll<0, Dot::substeps>([&](auto s) HFCA_INLINE {
-        if constexpr (!streaming) __builtin_prefetch(soon, 0, 3), soon += packed_words;
+        if constexpr (!streaming)
+          unroll<0, Dot::step_words>([&](auto) HFCA_INLINE { __builtin_prefetch(soon, 0, 3), soon += packed_words; });
         unroll<0, rows>([&](auto i) HFCA_INLINE {
-          const auto x = Dot::broadcast(a + i * packed_words + s);
+          const auto x = Dot::broadcast(a + i * packed_words + s * Dot::step_words);
           auto& sum = acc[chain];
           unroll<0, vectors>([&](auto v)
                                  HFCA_INLINE { sum[i * vectors + v] = Dot::step(sum[i * vectors + v], x, Dot::widen(packed[v], s)); });
         });
       });
-      a += Dot::substeps;
+      a += word_inputs;
       b += hfca::panel_columns;
     };
     for (int64_t left = weight_words; left > 0; left -= block, a += (rows - 1) * packed_words) {
@@ -71,12 +74,23 @@ inline void multiply(const uint32_t* __restrict input, const uint32_t* __restric
   }
 }
 
+// The same from zeros.
+template <class Dot, int rows>
+inline void multiply(const uint32_t* __restrict input, const uint32_t* __restrict weight, int64_t weight_words, float* __restrict sums,
+                     hfca::Ahead ahead = {nullptr, 0}) {
+  multiply_from<Dot, rows>(nullptr, input, weight, weight_words, sums, ahead);
+}
+
 template <class Dot>
 struct TierGemm {
-  static constexpr bool quantised = __is_same(Dot, DotInt8);
+  using Dots = Dot;
+  static constexpr bool quantised = __is_base_of(DotInt8, Dot), parted = Dot::step_words == 2;
+  static constexpr int word_inputs = Dot::substeps * Dot::step_words;  // input words per weight word
 
-  static int64_t input_words(const Gemm& g) { return padded_words(Dot::Words::count(g.k)); }
-  static int64_t weight_words(const Gemm& g) { return Dot::Words::count(g.k) / Dot::substeps; }
+  // Of a row, without what its sums start with, which is behind those of all rows of a tile.
+  static int64_t row_words(const Gemm& g) { return padded_words(Dot::Words::count(g.k) / Dot::step_words) * Dot::step_words; }
+  static int64_t input_words(const Gemm& g) { return row_words(g) + (parted ? packed_words : 0); }
+  static int64_t weight_words(const Gemm& g) { return Dot::Words::count(g.k) / word_inputs; }
   static int64_t panel_bytes(const Gemm& g) { return weight_words(g) * hfca::panel_columns * 4; }
 
   template <int rows>
@@ -84,8 +98,10 @@ struct TierGemm {
     alignas(64) float tile_sums[rows * hfca::panel_columns];
     float* const sums = part.last || part.begin > 0 ? tile_sums : part.sums;
     const int64_t column = panel * hfca::panel_columns, left = g.n - column;
-    const int64_t end = part.last ? weight_words(g) : part.end / Dot::substeps;
-    multiply<Dot, rows>(g.words + row * g.input_words + part.begin * rows, weight, end - part.begin / Dot::substeps, sums, ahead);
+    const int64_t end = part.last ? weight_words(g) : part.end / word_inputs;
+    const uint32_t* const input = g.words + row * g.input_words;
+    const uint32_t* const starts = parted && part.begin == 0 ? input + row_words(g) * rows : nullptr;
+    multiply_from<Dot, rows>(starts, input + part.begin * rows, weight, end - part.begin / word_inputs, sums, ahead);
     if (part.begin > 0) add(sums, part.sums, rows, part.last ? sums : part.sums);
     if (!part.last) return;
     finish<quantised>(g, sums, row, rows, column, left < hfca::panel_columns ? static_cast<int>(left) : hfca::panel_columns);
@@ -108,7 +124,7 @@ struct TierGemm {
 
   static constexpr hfca::GemmKernels kernels() {
     return {Dot::rows,
-            4 * hfca::panel_columns / Dot::substeps,
+            4 * hfca::panel_columns / word_inputs,
             &input_words,
             &panel_bytes,
             &Dot::Words::pack,
@@ -119,7 +135,8 @@ struct TierGemm {
   }
   // The same of rows that are words already.
   static constexpr hfca::GemmKernels kernels_of_words() {
-    return {Dot::rows, 4 * hfca::panel_columns, &input_words, &panel_bytes, &pack_image_rows, &compute, nullptr, nullptr, packed_words * 4};
+    return {Dot::rows, 4 * hfca::panel_columns / word_inputs, &input_words, &panel_bytes, &pack_image_rows, &compute, nullptr, nullptr,
+            packed_words * 4};
   }
 
  protected:

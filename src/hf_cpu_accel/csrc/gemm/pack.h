@@ -175,8 +175,8 @@ HFCA_INLINE inline void store_as_bytes(uint8_t* to, const Simd::Float (&values)[
   packed ? store_packed_bytes(to, bytes) : Simd::store_bytes(to, bytes);
 }
 
-// Four uint8 per word. Rows are rotated (rotate.h) and then quantised, each over the range of its own values.
-template <int steps>
+// Four uint8 per word. Rows are rotated (rotate.h) and then quantised, each over the range of its own values. `less`: see packed_less.
+template <int steps, int less = packed_less>
 struct ByteWords {
   static constexpr int64_t run_elements = 0;  // the rotation mixes what lies side by side in a row
   static int64_t count(int64_t k) { return (k + 3) / 4; }
@@ -186,7 +186,7 @@ struct ByteWords {
     each_row(g, row, rows, [&](int i, const auto* x) {
       const hfca::ByteSteps with = pack_row(x, g.k, out, rows, i);
       g.input_scale[row + i] = with.scale;
-      g.input_zero[row + i] = packed_zero(with.zero);
+      g.input_zero[row + i] = with.zero - static_cast<float>(less);
     });
   }
 

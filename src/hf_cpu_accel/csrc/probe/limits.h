@@ -1,7 +1,7 @@
 // What a perfect kernel would reach: the inner instruction of each GEMM in a loop without memory traffic, and plain reads.
 #pragma once
-#include "../gemm/dot_int8.h"
 #include "../gemm/mmla.h"
+#include "../gemm/signs.h"
 #include "../simd/unroll.h"
 #include "../kernels.h"
 
@@ -12,7 +12,7 @@ namespace HFCA_TIER {
 template <class Dot>
 inline double run_multiply_adds(int64_t iterations, int per_lane) {
   constexpr int vectors = Dot::vectors, tile = Dot::rows * vectors, chains = tile < 12 ? tile : 12;
-  alignas(64) uint32_t words[2 * Simd::width + chains] = {};
+  alignas(64) uint32_t words[2 * Simd::width + chains + Dot::step_words] = {};
   typename Dot::Acc acc[chains];
   unroll<0, chains>([&](auto c) HFCA_INLINE { acc[c] = Dot::zero(); });
   for (int64_t i = 0; i < iterations; ++i) {
@@ -81,7 +81,7 @@ inline double multiply_adds(hfca::WeightKind kind, int64_t iterations) {
     case hfca::WeightKind::int8_weight:
     case hfca::WeightKind::int4:
     case hfca::WeightKind::affine4:
-    case hfca::WeightKind::affine8: return run_multiply_adds<DotInt8>(iterations, 4);
+    case hfca::WeightKind::affine8: return run_multiply_adds<Int8Gemm::Dots>(iterations, 4);
   }
   return 0.0;
 }

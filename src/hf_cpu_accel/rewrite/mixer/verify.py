@@ -16,8 +16,7 @@ from hf_cpu_accel.rewrite.core.shadow_copy import Shadow
 from hf_cpu_accel.rewrite.core.verify import row_error
 from hf_cpu_accel.rewrite.linear.layer import PackedLinear
 from hf_cpu_accel.rewrite.mixer.mixer import Example, FusedMixer
-from hf_cpu_accel.runtime import hardware
-from hf_cpu_accel.tolerance import DECODER_LAYER, SEVEN_BITS_MORE
+from hf_cpu_accel.tolerance import DECODER_LAYER
 
 _BATCH, _TOKENS, _PADDING = 2, 9, 3
 _LARGE = 1000.0
@@ -41,14 +40,9 @@ def verified(module: nn.Module, possible: Iterable[Callable[[nn.Module], M]]) ->
         except (RuntimeError, ValueError):  # its parts are of other sizes
             continue
         error = max(row_error(ours, theirs) for ours, theirs in zip(outputs, expected, strict=True))
-        if error <= _allowed(module, expected[0].dtype):
+        if error <= DECODER_LAYER.of(expected[0].dtype):
             return mixer
     return refusal or Refusal("its attention computes something else: its parts run one by one")
-
-
-def _allowed(module: nn.Module, dtype: torch.dtype) -> float:
-    quantises = any(part.packed_dtype in ("int8", "int4") for part in _packed_parts(module))
-    return DECODER_LAYER.of(dtype) * (SEVEN_BITS_MORE if quantises and hardware.input_bits() == 7 else 1.0)
 
 
 def _packed_parts(module: nn.Module) -> Iterator[PackedLinear]:
