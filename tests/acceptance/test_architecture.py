@@ -1,7 +1,6 @@
 """What the pages say about the sources is so: paths and names exist, and the steps can be gone."""
 
 import re
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -75,19 +74,6 @@ def test_a_tier_is_told_of_wherever_the_steps_say() -> None:
         assert f"kernels_{tier}()" in kernels
         assert f'"{tier}"' in dispatch
         assert f"| `{tier}` |" in page
-
-
-def test_files_are_short_and_folders_hold_few() -> None:
-    """So that one is read in one go, and a folder seen at one glance."""
-    files = [
-        path
-        for root in ("src", "tests", "benchmarks", "integrations", "examples", "release")
-        for path in (ROOT / root).rglob("*")
-        if path.suffix in (".py", ".h", ".cpp")
-    ]
-    long = [str(path) for path in files if len(path.read_text(encoding="utf-8").splitlines()) > 300]
-    held = Counter(path.parent for path in files if path.name != "__init__.py")
-    assert (long, [str(folder) for folder, count in held.items() if count > 25]) == ([], [])
 
 
 def test_twelve_questions_of_a_newcomer_are_answered_by_a_file() -> None:
