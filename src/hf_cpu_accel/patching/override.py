@@ -32,11 +32,5 @@ class Override:
         return self.model
 
     @property
-    def __func__(self) -> Callable[..., Any]:
-        """The method of the class, as of a bound method: Dynamo asks for that of `named_parameters`."""
-        method: Callable[..., Any] = getattr(type(self.model), self.name)
-        return method
-
-    @property
     def __name__(self) -> str:
         return self.name

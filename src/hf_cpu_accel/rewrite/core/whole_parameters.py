@@ -6,7 +6,7 @@ those of the original, and `get_memory_footprint()` is what the weights take in 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -39,6 +39,12 @@ class NamedParameters(Override):
             members, prefix=prefix, recurse=recurse, remove_duplicate=remove_duplicate
         )
         return found
+
+    @property
+    def __func__(self) -> Callable[..., Any]:
+        """The method of the class, as of a bound method, which Dynamo asks for."""
+        method: Callable[..., Any] = getattr(type(self.model), self.name)
+        return method
 
 
 class MemoryFootprint(Override):
