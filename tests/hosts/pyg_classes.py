@@ -35,6 +35,12 @@ def _mlp(inputs: int, outputs: int = 6) -> nn.Module:
     return nn.Sequential(nn.Linear(inputs, 7), nn.Tanh(), nn.Linear(7, outputs))
 
 
+def _rgat(**options: Any) -> nn.Module:
+    conv = pyg.RGATConv(FEATURES, 6, RELATIONS, heads=2, **options)
+    nn.init.constant_(conv.l2, 1 / 6)  # the layer leaves it uninitialized
+    return conv
+
+
 F, PAIR = FEATURES, (FEATURES, FEATURES)
 DEGREES = torch.tensor([5, 3, 9, 8, 7, 6, 4, 3, 2, 1])
 
@@ -96,7 +102,7 @@ CLASSES: dict[str, Callable[..., nn.Module]] = {
         **o,
     ),
     "ResGatedGraphConv": lambda **o: pyg.ResGatedGraphConv(PAIR, 6, **o),
-    "RGATConv": lambda **o: pyg.RGATConv(F, 6, RELATIONS, heads=2, **o),
+    "RGATConv": lambda **o: _rgat(**o),
     "RGCNConv": lambda **o: pyg.RGCNConv(PAIR, 6, RELATIONS, **o),
     "RGCNConv bases": lambda **o: pyg.RGCNConv(F, 6, RELATIONS, num_bases=2, aggr="max", **o),
     "FastRGCNConv": lambda **o: pyg.FastRGCNConv(PAIR, 6, RELATIONS, **o),

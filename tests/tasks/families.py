@@ -113,16 +113,16 @@ _SMALL, _LARGER = _image(2, 3, 32, 32), _image(1, 3, 64, 64)
 FAMILIES = {
     "DeiT": Family(_model("DeiTModel", tf.DeiTConfig(**_PATCHED)), _SMALL, 2),
     "BEiT": Family(
-        _model("BeitModel", tf.BeitConfig(**_PATCHED, use_relative_position_bias=True)), _SMALL, 0
+        _model("BeitModel", tf.BeitConfig(**_PATCHED, use_relative_position_bias=True)), _SMALL, 2
     ),
     "SigLIP": Family(_model("SiglipVisionModel", tf.SiglipVisionConfig(**_PATCHED)), _SMALL, 2),
-    "Swin": Family(_model("SwinModel", tf.SwinConfig(**_SWIN, window_size=4)), _LARGER, 0),
-    "Swin v2": Family(_model("Swinv2Model", tf.Swinv2Config(**_SWIN, window_size=4)), _LARGER, 0),
-    "ConvNeXt": Family(_model("ConvNextModel", tf.ConvNextConfig(**_CNN)), _LARGER, 0),
+    "Swin": Family(_model("SwinModel", tf.SwinConfig(**_SWIN, window_size=4)), _LARGER, 4),
+    "Swin v2": Family(_model("Swinv2Model", tf.Swinv2Config(**_SWIN, window_size=4)), _LARGER, 4),
+    "ConvNeXt": Family(_model("ConvNextModel", tf.ConvNextConfig(**_CNN)), _LARGER, 1),
     "ResNet": Family(_model("ResNetModel", tf.ResNetConfig(embedding_size=16, **_CNN)), _LARGER, 0),
     "DPT": Family(_dpt, _SMALL, 2),
-    "DETR": Family(_detr, _LARGER, 2),
-    "Mask2Former": Family(_mask2former, _LARGER, 0),
+    "DETR": Family(_detr, _LARGER, 4),
+    "Mask2Former": Family(_mask2former, _LARGER, 7),
     "Qwen2-VL": Family(_qwen2_vl, _looking, 4),
     "HuBERT": Family(_model("HubertModel", tf.HubertConfig(**_SOUND)), _sound, 2),
     "data2vec": Family(

@@ -39,6 +39,11 @@ class Layer(nn.Module):
         return self.outside[0](self.named["last"](self.act(self.listed[0](x))) + self.listed[1][0](x))
 
 
+def registered_parameters(module: nn.Module) -> list[nn.Parameter]:
+    """Packed weights are not among them: each call of `parameters` makes them anew."""
+    return [parameter for _, parameter in module.named_parameters(remove_duplicate=False)]
+
+
 def state_of(module: nn.Module) -> list[Any]:
     """All that could be changed in a tree of modules, by identity."""
     held: list[Any] = []
@@ -46,7 +51,7 @@ def state_of(module: nn.Module) -> list[Any]:
         held += [type(part), *((name, id(value)) for name, value in vars(part).items())]
         tables = [value for value in vars(part).values() if isinstance(value, dict)]
         held += [(key, id(value)) for table in tables for key, value in table.items()]
-    held += [(p._version, p.data_ptr()) for p in (*module.parameters(), *module.buffers())]
+    held += [(p._version, p.data_ptr()) for p in (*registered_parameters(module), *module.buffers())]
     return held
 
 
