@@ -35,7 +35,8 @@ struct AffineBytes<4> {
 
 template <>
 struct AffineBytes<8> {
-  static constexpr int pair_bytes = 8 * hfca::panel_columns, less_by = packs_signed ? packed_less : 0;  // bytes are multiplied as so much less than they are
+  static constexpr int pair_bytes = 8 * hfca::panel_columns,
+                       less_by = packs_signed ? packed_less : 0;  // bytes are multiplied as so much less than they are
   static WordPair load(const uint8_t* p) {
     const auto* words = reinterpret_cast<const uint32_t*>(p);
     return {less(DotInt8::load(words)), less(DotInt8::load(words + hfca::panel_columns))};

@@ -23,7 +23,8 @@ inline void multiply_from([[maybe_unused]] const uint32_t* starts, const uint32_
   // CPU busy (2 multipliers with a latency of 4 or 5); no more than a full tile has, where a stream's weights leave room for so many.
   constexpr int room = Dot::rows * Dot::vectors + Dot::vectors - vectors, parts = room < 16 ? room : 16,
                 chains = tile < parts ? parts / tile : 1;
-  constexpr int word_inputs = Dot::substeps * Dot::step_words, block = packed_words / word_inputs;  // words of the weight that meet the words of a row that lie side by side
+  constexpr int word_inputs = Dot::substeps * Dot::step_words,
+                block = packed_words / word_inputs;  // words of the weight that meet the words of a row that lie side by side
   // A whole row of the panel per word runs along this panel; less is this tile's share of the next one, for all passes together.
   const bool along = ahead.step == hfca::panel_columns * 4;
   if (!along) ahead.step /= hfca::panel_columns / columns;
@@ -135,8 +136,9 @@ struct TierGemm {
   }
   // The same of rows that are words already.
   static constexpr hfca::GemmKernels kernels_of_words() {
-    return {Dot::rows, 4 * hfca::panel_columns / word_inputs, &input_words, &panel_bytes, &pack_image_rows, &compute, nullptr, nullptr,
-            packed_words * 4};
+    return {
+        Dot::rows,       4 * hfca::panel_columns / word_inputs, &input_words, &panel_bytes, &pack_image_rows, &compute, nullptr, nullptr,
+        packed_words * 4};
   }
 
  protected:
