@@ -21,7 +21,8 @@ from hf_cpu_accel.graph.accepted_arguments import takes
 from hf_cpu_accel.graph.cache import adjacencies
 from hf_cpu_accel.graph.message import Message, watch
 from hf_cpu_accel.lazy.remember import outside_inference_mode
-from hf_cpu_accel.ops.sparse import needs_gradient, spmm_reduce
+from hf_cpu_accel.ops.derivatives import needs_gradient
+from hf_cpu_accel.ops.sparse import spmm_reduce
 from hf_cpu_accel.ops.sparse_reference import row_of_edge
 from hf_cpu_accel.runtime.fork import new_lock
 from hf_cpu_accel.tolerance import MATRIX_PRODUCT

@@ -12,7 +12,8 @@ from hf_cpu_accel.graph.accepted_arguments import INDEX_DTYPES, is_transformed
 from hf_cpu_accel.graph.adjacency import Adjacency
 from hf_cpu_accel.graph.propagate import is_small
 from hf_cpu_accel.graph.reduction import Reduction
-from hf_cpu_accel.ops.sparse import KERNEL_DTYPES, needs_gradient
+from hf_cpu_accel.ops.derivatives import needs_gradient
+from hf_cpu_accel.ops.sparse import KERNEL_DTYPES
 
 
 class FastPool:

@@ -20,7 +20,8 @@ from hf_cpu_accel.graph.cache import adjacencies
 from hf_cpu_accel.graph.matrices import propagate_matrix
 from hf_cpu_accel.graph.message import Message
 from hf_cpu_accel.graph.reduction import Reduction
-from hf_cpu_accel.ops.sparse import Transposed, needs_gradient, spmm_reduce
+from hf_cpu_accel.ops.derivatives import needs_gradient
+from hf_cpu_accel.ops.sparse import Transposed, spmm_reduce
 
 FEWEST_VALUES = 1 << 16
 """Messages of fewer numbers than that are left to the layer: to sort their edges takes as long as it saves."""

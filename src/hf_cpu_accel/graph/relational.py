@@ -14,8 +14,9 @@ from torch_geometric.nn import FastRGCNConv, RGCNConv
 from hf_cpu_accel.graph.accepted_arguments import fits_size, takes
 from hf_cpu_accel.graph.propagate import FastPropagate, adjacency_of
 from hf_cpu_accel.graph.relations import Relations, relations
+from hf_cpu_accel.ops.derivatives import needs_gradient
 from hf_cpu_accel.ops.segment_matmul import segment_matmul
-from hf_cpu_accel.ops.sparse import KERNEL_DTYPES, needs_gradient, spmm_reduce
+from hf_cpu_accel.ops.sparse import KERNEL_DTYPES, spmm_reduce
 
 
 @torch.compiler.disable(reason="how many edges a relation has is data")

@@ -8,7 +8,8 @@ There are three ways to ask for a derivative:
 
 `declare` gives every op the kernel of `refuse_in_transforms`, which calls under a transform reach first and other calls never.
 Outside of transforms no dispatch key tells a tensor with a tangent, and a Python kernel would cost every call 2 us. There
-`refuse_derivatives` is for modules and functions to call with their inputs.
+`refuse_derivatives` is for modules and functions to call with their inputs. Ops on graphs have derivatives in reverse mode, and call
+`refuse_tangents`.
 """
 
 from __future__ import annotations
@@ -33,13 +34,18 @@ def has_tangent(*inputs: Tensor | None) -> bool:
     return in_forward_mode() and any(x is not None and _has_tangent(x) for x in inputs)
 
 
-def wants_derivative(*inputs: Tensor | None) -> bool:
-    """Return whether the derivative with respect to one of `inputs` is computed, in reverse mode or in forward mode."""
+def needs_gradient(*inputs: Tensor | None) -> bool:
+    """Return whether autograd records what is computed from one of `inputs`."""
     if torch.is_grad_enabled():
         for x in inputs:  # no generator, which costs more than the question
             if x is not None and x.requires_grad:
                 return True
-    return has_tangent(*inputs)
+    return False
+
+
+def wants_derivative(*inputs: Tensor | None) -> bool:
+    """Return whether the derivative with respect to one of `inputs` is computed, in reverse mode or in forward mode."""
+    return needs_gradient(*inputs) or has_tangent(*inputs)
 
 
 def refuse_derivatives(name: str, *inputs: Tensor | None) -> None:

@@ -17,10 +17,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hf_cpu_accel.ops.derivatives import refuse_tangents
+from hf_cpu_accel.ops.derivatives import needs_gradient, refuse_tangents
 from hf_cpu_accel.ops.messages.messages import edge_messages
 from hf_cpu_accel.ops.registry import declare
-from hf_cpu_accel.ops.sparse import Transposed, needs_gradient, sddmm, segment_softmax, spmm_reduce
+from hf_cpu_accel.ops.sparse import Transposed, sddmm, segment_softmax, spmm_reduce
 from hf_cpu_accel.ops.sparse_reference import row_of_edge, segment_softmax_reference, spmm_reduce_reference
 
 

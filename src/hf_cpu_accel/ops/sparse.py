@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hf_cpu_accel.ops.derivatives import refuse_tangents
+from hf_cpu_accel.ops.derivatives import needs_gradient, refuse_tangents
 from hf_cpu_accel.ops.registry import declare
 from hf_cpu_accel.ops.sparse_reference import (
     coo_to_csr_reference,
@@ -29,11 +29,6 @@ from hf_cpu_accel.ops.sparse_reference import (
 REDUCTIONS = ("sum", "mean", "min", "max")
 KERNEL_DTYPES = (torch.float32, torch.bfloat16)
 Transposed = tuple[Tensor, Tensor, Tensor]
-
-
-def needs_gradient(*parts: Tensor | None) -> bool:
-    """Whether autograd records what is computed of any of these."""
-    return torch.is_grad_enabled() and any(part is not None and part.requires_grad for part in parts)
 
 
 def coo_to_csr(

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_cpu_accel.ops.derivatives import refuse_tangents
+from hf_cpu_accel.ops.derivatives import needs_gradient, refuse_tangents
 from hf_cpu_accel.ops.messages.reference import (
     EDGE_MESSAGES,
     GRAD_EDGES,
@@ -26,7 +26,7 @@ from hf_cpu_accel.ops.messages.reference import (
     message_reduce_reference,
 )
 from hf_cpu_accel.ops.registry import by_name, declare
-from hf_cpu_accel.ops.sparse import KERNEL_DTYPES, Transposed, needs_gradient
+from hf_cpu_accel.ops.sparse import KERNEL_DTYPES, Transposed
 
 AGGREGATES = ("sum", "mean", "min", "max", "var", "std")
 
