@@ -8,8 +8,8 @@ There are three ways to ask for a derivative:
 
 `declare` gives every op the kernel of `refuse_in_transforms`, which calls under a transform reach first and other calls never.
 Outside of transforms no dispatch key tells a tensor with a tangent, and a Python kernel would cost every call 2 us. There
-`refuse_derivatives` is for modules and functions to call with their inputs. Ops on graphs have derivatives in reverse mode, and call
-`refuse_tangents`.
+`refuse_derivatives` is for modules and functions to call with their inputs. Ops on graphs, which have derivatives in reverse mode,
+call `refuse_tangents`.
 """
 
 from __future__ import annotations
