@@ -153,9 +153,8 @@ class FastPropagate:
     ) -> Tensor | None:
         x = kwargs.get(message.features)
         if isinstance(x, tuple | list):
-            x = x[
-                0
-            ]  # `collect` gathers x_j from the first of a pair and x_i from the second, whatever the flow
+            # `collect` gathers x_j from the first of a pair and x_i from the second, whatever the flow.
+            x = x[0]
         weight = None if message.weight is None else kwargs.get(message.weight)
         if not isinstance(x, Tensor) or x.dim() != (3 if message.heads else 2):
             return None

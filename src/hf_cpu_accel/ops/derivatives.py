@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, func
 from torch.autograd import forward_ad
 
-TRANSFORMS = "FuncTorchDynamicLayerFrontMode"  # the dispatch key that calls have under a transform only
+_TRANSFORMS = "FuncTorchDynamicLayerFrontMode"  # the dispatch key that calls have under a transform only
 
 
 def in_forward_mode() -> bool:
@@ -110,7 +110,7 @@ def refuse_in_transforms(library: torch.library.Library, name: str) -> None:
     Other calls under a transform run as ever: of constants, and slice by slice under `vmap`.
     """
     op = f"{library.ns}::{name}"
-    stock = torch.library.get_kernel(op, TRANSFORMS)
+    stock = torch.library.get_kernel(op, _TRANSFORMS)
 
     def kernel(keys: Any, *args: Any, **kwargs: Any) -> Any:
         refuse_derivatives(f"the op {op} under torch.func", *_tensors((*args, *kwargs.values())))
@@ -121,7 +121,7 @@ def refuse_in_transforms(library: torch.library.Library, name: str) -> None:
         except RuntimeError as error:
             raise TransformError(f"the op {op}", error) from error
 
-    library.impl(name, kernel, TRANSFORMS, with_keyset=True)
+    library.impl(name, kernel, _TRANSFORMS, with_keyset=True)
 
 
 def _has_tangent(x: Tensor) -> bool:

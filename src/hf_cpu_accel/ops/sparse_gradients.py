@@ -22,11 +22,12 @@ from hf_cpu_accel.ops.sparse_reference import row_of_edge, spmm_reduce_reference
 def reference_gradients(
     reference: Callable[..., Tensor], inputs: Sequence[Tensor | None], grad: Tensor
 ) -> list[Tensor | None]:
-    """The gradients of `reference(*inputs)` for each input, given that of its output; recorded by autograd.
+    """Return the gradient of `reference(*inputs)` for each input, recorded by autograd; None for an input that needs none.
 
     Args:
         reference: an op in plain torch, which is differentiable any number of times.
-        inputs: tensors, some of which may be one and the same. None, and what needs no gradient, has the gradient None.
+        grad: the gradient of its output, in the shape of that.
+        inputs: the arguments of `reference`. One tensor may be several of them.
     """
     # Views, so that a tensor that is given twice has two gradients.
     views = [None if part is None else part.view_as(part) for part in inputs]

@@ -36,7 +36,7 @@ def names_kept(cls: type) -> frozenset[str]:
 
 @cache
 def names_read(cls: type) -> frozenset[str]:
-    """The attributes, of whichever object, that the forward of `cls` and the methods that it calls read."""
+    """Return the names of all attributes that the forward of `cls` and the methods that it calls read, of any object."""
     codes: dict[str, list[CodeType]] = {}
     for method, code in _codes(cls):
         codes.setdefault(method, []).append(code)

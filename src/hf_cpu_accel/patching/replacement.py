@@ -14,15 +14,13 @@ from torch.nn.utils import parametrize
 from hf_cpu_accel.patching.class_code import names_read
 from hf_cpu_accel.patching.inside import is_ours
 from hf_cpu_accel.patching.plain_values import is_plain
-from hf_cpu_accel.patching.restore import Journal, SwappedModule
+from hf_cpu_accel.patching.restore import SIZES, Journal, SwappedModule
 
 # What a class may define anew: replacements have their own, or call the host's.
 _OVERRIDDEN = frozenset(
     ("__init__", "__repr__", "__setstate__", "__doc__", "__module__", "__annotations__", "__dict__")
 ) | {"__weakref__", "__firstlineno__", "__static_attributes__", "forward", "extra_repr"}
 _classes: dict[tuple[type[Replacement], type[nn.Module]], type[Replacement]] = {}
-# Hosts write these where a vocabulary is resized, and no linear computes with them.
-_SIZES = frozenset(("in_features", "out_features"))
 
 
 class Replacement(nn.Module):
@@ -98,7 +96,7 @@ def _present_as(replacement: Replacement, original: nn.Module) -> None:
     cls: type = host
     state, plain, read = vars(replacement), dict(_plain_attributes(original)), names_read(cls)
     state.update({name: plain[name] for name in plain.keys() & read - state.keys()})
-    state["_fixed"] = frozenset(plain.keys() & (read | state.keys()) - _SIZES)
+    state["_fixed"] = frozenset(plain.keys() & (read | state.keys()) - SIZES)
     replacement.__class__ = _class_of(type(replacement), host)
 
 

@@ -58,7 +58,10 @@ class Journal:
                 return
 
 
-_SIZES = {"in_features", "out_features"}  # which hosts write where a vocabulary is resized
+SIZES = {
+    "in_features",
+    "out_features",
+}  # which hosts write where a vocabulary is resized; no linear computes with them
 
 
 @dataclass(frozen=True)
@@ -77,7 +80,7 @@ class SwappedModule:
             if replacement.training != self.original.training:
                 self.original.train(replacement.training)  # model.train() reached the replacement only
             move_hooks(replacement, self.original)
-            for name in _SIZES & vars(self.original).keys() & vars(replacement).keys():
+            for name in SIZES & vars(self.original).keys() & vars(replacement).keys():
                 vars(self.original)[name] = vars(replacement)[name]
         self.parent._modules[self.name] = self.original
 
