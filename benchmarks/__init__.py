@@ -1,1 +1,1 @@
-"""The project's benchmark harness; see docs/benchmarking.md. Not part of the installed package."""
+"""The project's benchmark harness; see docs/how-to/benchmarking.md. Not part of the installed package."""

@@ -16,7 +16,7 @@ import torch
 from hf_cpu_accel.measure.generation import Generated
 
 _ROOT = Path(__file__).resolve().parent.parent
-_PREPARE_SECONDS = 1500.0  # torch.compile or static quantisation of a large model on a busy machine
+_PREPARE_SECONDS = 1500.0  # torch.compile or static quantization of a large model on a busy machine
 _ANSWER_SECONDS = 300.0
 
 

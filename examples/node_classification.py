@@ -3,7 +3,7 @@
 python examples/node_classification.py                    # 50,000 nodes, 500,000 edges, GraphSAGE
 python examples/node_classification.py --model GCN --nodes 10000 --edges 80000
 
-The labels are communities: most edges stay inside of one, so that neighbours say what the noisy features of a node do not.
+The labels are communities: most edges stay inside of one, so that neighbors say what the noisy features of a node do not.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from hf_cpu_accel import accelerate_for_cpu, explain
 
 MODEL = "distilbert/distilbert-base-cased-distilled-squad"
 CONTEXT = (
-    "The Rhine rises in the Swiss Alps and flows north for about 1,230 kilometres. It passes Basel, Strasbourg and "
+    "The Rhine rises in the Swiss Alps and flows north for about 1,230 kilometers. It passes Basel, Strasbourg and "
     "Cologne before it reaches the North Sea in the Netherlands."
 )
 QUESTIONS = ["How long is the Rhine?", "Where does the Rhine reach the sea?"]

@@ -14,8 +14,8 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 # A compiler that builds torch's headers knows the instructions that this CPU has. Inductor would try each set of them, ten seconds
 # in each folder that it compiles into.
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
-# The C++ that Inductor writes around kernels runs once per call, and optimising it takes longer than compiling all else. Kernels
-# are optimised as always.
+# The C++ that Inductor writes around kernels runs once per call, and optimizing it takes longer than compiling all else. Kernels
+# are optimized as always.
 os.environ.setdefault("AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL", "O0")
 # Dynamo looks for garbage after each graph.
 os.environ.setdefault("TORCH_DYNAMO_RUN_GC_AFTER_COMPILE", "0")
@@ -42,7 +42,7 @@ settings.load_profile("repeatable")
 torch.set_num_threads(1)
 # No test depends on what is fastest on the machine it runs on; those of the choice itself set it up with numbers of their own.
 os.environ.setdefault("HF_CPU_ACCEL_PROVIDERS", "own")
-# An error of our own fails the test; without it, it would read as a layer that is not recognised.
+# An error of our own fails the test; without it, it would read as a layer that is not recognized.
 os.environ.setdefault("HF_CPU_ACCEL_STRICT", "1")
 
 

@@ -19,7 +19,7 @@ COMPILED = "torch.compile"
 
 
 def aggregation_cases(edge_index: Tensor, nodes: int, widths: list[int]) -> dict[str, Systems]:
-    """x -> sum, mean or max over neighbours; PyG's gather and scatter, torch.sparse, and ours in float32 and bfloat16."""
+    """x -> sum, mean or max over neighbors; PyG's gather and scatter, torch.sparse, and ours in float32 and bfloat16."""
     source, target = edge_index
     rowptr, col, _ = coo_to_csr(target, source, nodes, nodes)
     matrix = torch.sparse_csr_tensor(rowptr.long(), col.long(), torch.ones(len(col)), size=(nodes, nodes))

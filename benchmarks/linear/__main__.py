@@ -96,7 +96,7 @@ def main(
     console = wide_console()
     console.print(f"{choice.count} threads; peaks: {hardware.measure_peaks(choice.count)}")
     console.print(
-        f"A provider whose name ends in{PARTIAL} gets activations in int8 already; ours quantises them itself."
+        f"A provider whose name ends in{PARTIAL} gets activations in int8 already; ours quantizes them itself."
     )
     cells: list[Cell] = []
     for case in GRID if grid else shapes or DEFAULT:

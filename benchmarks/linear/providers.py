@@ -51,18 +51,18 @@ def _quantize_dynamic(engine: str) -> Provider:
 
 
 def _onednn_qlinear(weight: Tensor, bias: Tensor, x: Tensor) -> Callable[[Tensor], Tensor]:
-    """The op of Inductor's int8 graphs, on activations that are quantised ahead."""
+    """The op of Inductor's int8 graphs, on activations that are quantized ahead."""
     low, high = x.aminmax()
     scale = float(high - low) / 255
     zero = int(torch.round(-low / scale))
-    quantised = (torch.round(x / scale) + zero).clamp(0, 255).to(torch.uint8)
+    quantized = (torch.round(x / scale) + zero).clamp(0, 255).to(torch.uint8)
     scales = weight.abs().amax(1) / 127
     rows = torch.round(weight / scales.unsqueeze(1)).to(torch.int8)
     packed = torch.ops.onednn.qlinear_prepack(rows, list(x.shape))
     zeros = torch.zeros_like(scales, dtype=torch.int64)
     output = (1.0, 0, torch.float32, "none", [], "")
     op = torch.ops.onednn.qlinear_pointwise
-    return lambda x: op(quantised, scale, zero, packed, scales, zeros, bias, *output)
+    return lambda x: op(quantized, scale, zero, packed, scales, zeros, bias, *output)
 
 
 def _ours(dtype: str) -> Provider:

@@ -1,4 +1,4 @@
-"""llama.cpp writes, timed by its own benchmark: `llama-bench` on models made by its own converter and quantiser."""
+"""llama.cpp writes, timed by its own benchmark: `llama-bench` on models made by its own converter and quantizer."""
 
 from __future__ import annotations
 

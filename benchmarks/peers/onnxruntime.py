@@ -1,4 +1,4 @@
-"""ONNX Runtime: the graph of torch's exporter, fused by its transformer optimizer; int8 is its dynamic quantisation."""
+"""ONNX Runtime: the graph of torch's exporter, fused by its transformer optimizer; int8 is its dynamic quantization."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def load(
 ) -> tuple[Callable[[], tuple[float, list[float]]], dict[str, Any]]:
     """(what writes one text, facts).
 
-    Int8 and int4 weights meet activations that OpenVINO quantises at run time, as it does by default.
+    Int8 and int4 weights meet activations that OpenVINO quantizes at run time, as it does by default.
     """
     import openvino
 

@@ -34,7 +34,7 @@ def write(folder: Path = FIGURES) -> list[Path]:
     return written
 
 
-def speedups(figure: Any, known: Sequence[Machine], colours: Sequence[str]) -> None:
+def speedups(figure: Any, known: Sequence[Machine], colors: Sequence[str]) -> None:
     """A group of bars for each row of the headline table, one for each dtype."""
     rows = headline.rows(known)
     figure.set_size_inches(_WIDTH, 0.5 + sum(0.32 + 0.21 * len(row.gains) for row in rows))
@@ -44,17 +44,17 @@ def speedups(figure: Any, known: Sequence[Machine], colours: Sequence[str]) -> N
         axes.text(0, place, row.label, va="center", weight="bold")
         for dtype, gain in row.gains.items():
             place += 1
-            axes.barh(place, gain.ratio, height=0.86, color=colours[headline.DTYPES.index(dtype)])
+            axes.barh(place, gain.ratio, height=0.86, color=colors[headline.DTYPES.index(dtype)])
             axes.text(gain.ratio + 0.012 * most, place, f"{gain.ratio:.1f}x {dtype}", va="center")
         place += 1.5
-    axes.axvline(1, linewidth=1, linestyle=":", color=figure.text_colour, alpha=0.5, zorder=0)
+    axes.axvline(1, linewidth=1, linestyle=":", color=figure.text_color, alpha=0.5, zorder=0)
     axes.text(1.1, place - 0.25, "eager = 1", va="center", style="italic")
     axes.set_xlim(0, most * 1.3)
     axes.set_ylim(place + 0.3, -0.8)
     axes.axis("off")
 
 
-def roofline(figure: Any, known: Sequence[Machine], colours: Sequence[str]) -> None:
+def roofline(figure: Any, known: Sequence[Machine], colors: Sequence[str]) -> None:
     """GPT-2 under the limits of the machine: operations a second over operations per byte of weights (Williams et al. 2009)."""
     table = next(m for m in known if m.key == "intel-xeon").table("gpt2, 128 + 64 tokens")
     probe = re.match(
@@ -65,7 +65,7 @@ def roofline(figure: Any, known: Sequence[Machine], colours: Sequence[str]) -> N
     float32, _, int8, read = (float(number) for number in probe.groups())
     figure.set_size_inches(_WIDTH, 4.2)
     axes = figure.add_axes((0.13, 0.12, 0.83, 0.85))
-    limits(axes, {"float32": (float32, colours[0]), "int8": (int8, colours[2])}, read)
+    limits(axes, {"float32": (float32, colors[0]), "int8": (int8, colors[2])}, read)
     axes.text(0.62, read * 1.15, f"{read:.0f} GB/s", rotation=42, rotation_mode="anchor")
     tokens = 128  # of the prompt: each byte of a weight serves all of them
     for system, bits, peak in (("ours-bf16", 16, float32), ("ours-int8", 8, int8), ("ours-int4", 4.25, int8)):
@@ -73,12 +73,12 @@ def roofline(figure: Any, known: Sequence[Machine], colours: Sequence[str]) -> N
         share = float(table.cell(system, "of memory").rstrip("%")) / 100
         around = float(table.cell(system, "GB/s around"))
         of_peak = float(table.cell(system, "of peak").rstrip("%")) / 100
-        colour = colours[headline.DTYPES.index(dtype)]
+        color = colors[headline.DTYPES.index(dtype)]
         for x, y, name, offset, side in (
             (intensity, share * around * intensity, "a token", (7, -4), "left"),
             (intensity * tokens, of_peak * peak, "a prompt", _ABOVE if dtype == "int4" else _BESIDE, "right"),
         ):
-            axes.plot(x, y, "o", color=colour)
+            axes.plot(x, y, "o", color=color)
             axes.annotate(f"{dtype}, {name}", (x, y), xytext=offset, textcoords="offset points", ha=side)
     axes.set_xlim(0.5, 1000)
     axes.set_ylim(10, 3000)
@@ -88,7 +88,7 @@ def _save(draw: Callable[..., None], known: Sequence[Machine], theme: str, path:
     import matplotlib
     from matplotlib.figure import Figure
 
-    text, colours = _THEMES[theme]
+    text, colors = _THEMES[theme]
     style = {
         **dict.fromkeys(
             ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), text
@@ -102,7 +102,7 @@ def _save(draw: Callable[..., None], known: Sequence[Machine], theme: str, path:
     }
     with matplotlib.rc_context(style):
         figure: Any = Figure()
-        figure.text_colour = text
-        draw(figure, known, colours)
+        figure.text_color = text
+        draw(figure, known, colors)
         path.parent.mkdir(exist_ok=True)
         figure.savefig(path, transparent=True, metadata={"Date": None, "Creator": None})

@@ -15,8 +15,8 @@ README = FOLDER.parents[1] / "README.md"
 BEGIN, END = "<!-- numbers: begin -->", "<!-- numbers: end -->"
 _GENERATED = "<!-- Written by `python -m benchmarks.results`; the numbers are in the JSON files of benchmarks/results/. -->"
 _INTRODUCTION = """\
-Only ratios inside one table compare: clocks, memory and neighbours of a cloud machine move by tens of per cent between runs. How
-the measurement is done and what the columns mean is told in [docs/benchmarking.md](../docs/benchmarking.md).
+Only ratios inside one table compare: clocks, memory and neighbors of a cloud machine move by tens of per cent between runs. How
+the measurement is done and what the columns mean is told in [docs/how-to/benchmarking.md](../docs/how-to/benchmarking.md).
 
 `make bench` and `make bench-peers` (nothing else running) put the tables of your machine here. Weights are random, so the accuracy
 columns speak about rounding, not about tasks: for trained weights see `hf-cpu-accel demo`."""

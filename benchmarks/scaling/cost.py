@@ -3,7 +3,7 @@
 python -m benchmarks.scaling.cost [--sockets 64] [--link-us 20] [--link-gbs 10] [--page]
 
 Its inputs are in measured.json, which the other commands of this folder write with --record. `--page` puts the tables into
-docs/scaling.md. What was measured while other work ran is left out of both, and named.
+docs/how-to/scaling.md. What was measured while other work ran is left out of both, and named.
 
 Workers (replicas, processes over a graph), after Amdahl: a part f of one worker's time cannot be shared, so that S of them do S
 / (1 + f (S - 1)) times as much as one; f is what two showed. Two workers on one socket share its memory, which sockets do not:
@@ -29,7 +29,7 @@ import typer
 from benchmarks.scaling.measured import read, split
 from hf_cpu_accel.cli.tables import results_table, wide_console
 
-PAGE = Path(__file__).parents[2] / "docs" / "scaling.md"
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "scaling.md"
 _FLOAT = 4  # bytes, of hidden states
 _SUMS = 2  # of each layer: after attention, and after its FFN
 
@@ -141,7 +141,7 @@ def counts(sockets: int) -> list[int]:
 
 
 def page_tables(measured: dict[str, dict[str, Any]]) -> dict[str, str]:
-    """The tables of docs/scaling.md, by the marks around them."""
+    """The tables of docs/how-to/scaling.md, by the marks around them."""
     quiet, busy = split(measured)
     several = counts(64)
     tables = {
@@ -194,7 +194,7 @@ def main(
     sockets: Annotated[int, typer.Option(min=2, help="Up to how many.")] = 64,
     link_us: Annotated[float, typer.Option(min=0, help="Latency of a message between machines, in us.")] = 20,
     link_gbs: Annotated[float, typer.Option(min=0.001, help="The rate of a long one, in GB/s.")] = 10,
-    page: Annotated[bool, typer.Option("--page", help="Write the tables of docs/scaling.md.")] = False,
+    page: Annotated[bool, typer.Option("--page", help="Write the tables of docs/how-to/scaling.md.")] = False,
 ) -> None:
     """Print what the model says as a table."""
     if page:

@@ -106,19 +106,19 @@ def measure(
 
 @contextmanager
 def ours(dtype: str, clients: int, folder: Path) -> Iterator[tuple[int, psutil.Process]]:
-    """`hf-cpu-accel serve` of the dequantised weights, packed anew."""
-    _save_dequantised(folder / "smollm2")
+    """`hf-cpu-accel serve` of the dequantized weights, packed anew."""
+    _save_dequantized(folder / "smollm2")
     served = f"smollm2={folder / 'smollm2'}"
     with server([*command(served, dtype=dtype), "--rows", str(clients)]) as found:
         yield found
 
 
-def _save_dequantised(folder: Path) -> None:
+def _save_dequantized(folder: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, LlamaConfig
 
     file = {"gguf_file": path().name}
     read = AutoModelForCausalLM.from_pretrained(path().parent, **file, dtype=torch.float32)
-    # The model that was read says that it is quantised, and is not saved.
+    # The model that was read says that it is quantized, and is not saved.
     settings = {name: value for name, value in read.config.to_dict().items() if name != "quantization_config"}
     model = AutoModelForCausalLM.from_config(LlamaConfig(**settings))
     model.load_state_dict(read.state_dict())
@@ -133,14 +133,14 @@ def llamacpp(dtype: str, clients: int, folder: Path) -> Iterator[tuple[int, psut
     if reason := setup.missing("llamacpp"):
         raise RuntimeError(f"llamacpp {reason}")
     root, file, port = setup.folder("llamacpp"), folder / "model.gguf", free_port()
-    quantise = [
+    quantize = [
         str(program(root, "llama-quantize")),
         "--allow-requantize",
         str(path()),
         str(file),
         FORMATS[dtype],
     ]
-    subprocess.run(quantise, stdout=sys.stderr, check=True)
+    subprocess.run(quantize, stdout=sys.stderr, check=True)
     words = [str(program(root, "llama-server")), "-m", str(file), "--host", "127.0.0.1", "--port", str(port)]
     cores = str(hardware.detect().affinity_cores)
     with server([*words, "-np", str(clients), "-c", str(512 * clients), "-t", cores], port) as found:

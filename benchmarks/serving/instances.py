@@ -23,7 +23,7 @@ import typer
 from benchmarks import quiet
 from hf_cpu_accel import accelerate_for_cpu
 from hf_cpu_accel.cli.demo_measure import load_minilm
-from hf_cpu_accel.cli.tables import coloured_ratio, results_table, wide_console
+from hf_cpu_accel.cli.tables import colored_ratio, results_table, wide_console
 from hf_cpu_accel.measure import environment
 from hf_cpu_accel.measure.timing import Timing, speedup
 from hf_cpu_accel.runtime import hardware
@@ -134,7 +134,7 @@ def _show(timings: dict[str, Timing], title: str) -> None:
         table.add_row(
             name,
             f"{1 / timing.seconds.value:.0f}",
-            f"{coloured_ratio(ratio.value)} {ratio.low:.2f}..{ratio.high:.2f}",
+            f"{colored_ratio(ratio.value)} {ratio.low:.2f}..{ratio.high:.2f}",
         )
     console = wide_console()
     console.print(table)

@@ -1,7 +1,7 @@
 """An embedding model in OpenVINO's int8 behind this project's own server: `benchmarks.serving.embeddings --peer openvino`.
 
-It runs in the environment `openvino-server`. The model is all that differs: HTTP, tokenising, batching and pooling are the same
-code. It is made as sentence-transformers' OpenVINO backend makes it, with NNCF's static quantisation for transformers, but called
+It runs in the environment `openvino-server`. The model is all that differs: HTTP, tokenizing, batching and pooling are the same
+code. It is made as sentence-transformers' OpenVINO backend makes it, with NNCF's static quantization for transformers, but called
 without optimum-intel, which does not take the transformers that this project needs; that saves the rival a copy of each output.
 """
 
@@ -28,7 +28,7 @@ from hf_cpu_accel.serve.server import Server, serve
 _EXAMPLES = 300  # texts that ranges are read from, as sentence-transformers has it
 
 
-def quantised(bert: torch.nn.Module, tokenizer: TextTokenizer) -> Any:
+def quantized(bert: torch.nn.Module, tokenizer: TextTokenizer) -> Any:
     """OpenVINO's model in int8, for any number of rows and tokens."""
     import nncf
     import openvino
@@ -73,7 +73,7 @@ def main(
     bert = whole[0].auto_model
     tokenizer = TextTokenizer(whole.tokenizer, whole.max_seq_length or 512)
 
-    bert.forward = forward_of(quantised(bert, tokenizer), threads, streams)
+    bert.forward = forward_of(quantized(bert, tokenizer), threads, streams)
     metrics = Metrics()
     loaded = LoadedEncoder("openvino", tokenizer, sentence_embedding(whole), whole)
     encoder = Encoder(loaded, workers=streams, on_batch=metrics.on_batch("openvino"))

@@ -59,7 +59,7 @@ WITHOUT_RULE = (
     "poolformer-s12:1",
 )
 
-_EXAMPLES = 8  # batches of other random inputs for static quantisation
+_EXAMPLES = 8  # batches of other random inputs for static quantization
 _CALL_THEIR_POOLER = ("squeezebert",)  # without a look whether they have one
 
 
@@ -105,7 +105,7 @@ class Workload:
 
 
 def examples(workload: Workload | Media | Writing, model: nn.Module) -> list[dict[str, Tensor]]:
-    """What every system that quantises with examples is given: batches as those measured, with other random values."""
+    """What every system that quantizes with examples is given: batches as those measured, with other random values."""
     return [workload.inputs(model, seed) for seed in range(1, 1 + _EXAMPLES)]
 
 

@@ -26,8 +26,8 @@ from hf_cpu_accel.rewrite.core.calibration import NO_EXAMPLES, Example, calibrat
 from hf_cpu_accel.rewrite.core.checks import check_model, check_patterns
 from hf_cpu_accel.rewrite.core.first_call import with_first_calls
 from hf_cpu_accel.rewrite.linear.provider_report import with_providers
-from hf_cpu_accel.rewrite.quantised.engines import with_engines
-from hf_cpu_accel.rewrite.quantised.graph import with_lowered
+from hf_cpu_accel.rewrite.quantized.engines import with_engines
+from hf_cpu_accel.rewrite.quantized.graph import with_lowered
 from hf_cpu_accel.runtime.memory import release_buffers
 from hf_cpu_accel.runtime.threads import apply_threads
 
@@ -159,7 +159,7 @@ def _accelerate(
     choices: Sequence[Choice | None] | None = None,
 ) -> None:
     """`choices`: those that were made before for `settings.accuracy`, for each root."""
-    # Where nothing counts versions, and packed weights could be used nowhere else, layers would not be recognised.
+    # Where nothing counts versions, and packed weights could be used nowhere else, layers would not be recognized.
     with lock, torch.inference_mode(False):
         others = [
             root

@@ -71,7 +71,7 @@ class CPUAccelConfig:
             float32 and the attention is ours, else as the model computes them.
 
         reorder: graph models are given their nodes in another order, and give their outputs in the caller's: `"degree"` (most
-            neighbours first), `"rcm"` (reverse Cuthill-McKee, needs scipy), or `"none"`. For graphs with structure that their
+            neighbors first), `"rcm"` (reverse Cuthill-McKee, needs scipy), or `"none"`. For graphs with structure that their
             numbering does not show ("rcm" helped there, "degree" did not); measure before use.
 
         static_range: which range images in 8 bits have for `"int8-static"`: `"min-max"` of the examples' values, the

@@ -25,7 +25,7 @@ class PlanItem:
 
     Attributes:
         name: its path in the target.
-        structure: what was recognised (`"linear + activation"`), or the class name if nothing was.
+        structure: what was recognized (`"linear + activation"`), or the class name if nothing was.
         op: what serves it now (`"linear"`, `"ffn"`, ...), or `"-"` if it was left.
         dtype: of the packed weight, or of the computation for ops without one; `"-"` if it was left.
         packed_bytes: size of the packed weight in bytes.

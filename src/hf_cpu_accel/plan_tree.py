@@ -55,7 +55,7 @@ class _Node:
 
 
 def tree(rows: Iterable[Row], header: str = "") -> str:
-    """A `<div>` with its style. Neighbours of a list that are alike are one entry."""
+    """A `<div>` with its style. Neighbors of a list that are alike are one entry."""
     root = _Node()
     for row in rows:
         node = root

@@ -1,7 +1,7 @@
 """How far what we put in the place of something may be from it: every bound, and why it is that number.
 
 Unless it says otherwise a bound is one of `verify.row_error`: the distance of the worst row, relative to its length. What is wrong
-(an activation, a bias, a mask) moves rows by 0.1 to 1, rounding by what stands here; where quantisation stands between, a bound is
+(an activation, a bias, a mask) moves rows by 0.1 to 1, rounding by what stands here; where quantization stands between, a bound is
 as large as one step of it makes rows move.
 """
 
@@ -58,9 +58,9 @@ PACKED = Tolerance(1e-4, 2e-2, int8=0.1, int4=0.3)
 # ones gave up to 1.4e-4, those of MXFP4 6e-5.
 STORED_EXPERTS = Tolerance(1e-3, 2e-2)
 # A fused layer against its own forward over the same packed weights: what is left is rounding between the ops. A wrong match (no
-# activation, say) may hide below the bounds of quantisation, which is why those of PACKED are not used.
+# activation, say) may hide below the bounds of quantization, which is why those of PACKED are not used.
 ENCODER_LAYER = Tolerance(2e-3, 2e-2)
-# The same, where quantised inputs may fall on the other side of a step: one moves what comes after by so much.
+# The same, where quantized inputs may fall on the other side of a step: one moves what comes after by so much.
 DECODER_LAYER = Tolerance(2e-2, 3e-2)
 RECURRENT_MIXER = Tolerance(2e-2, 4e-2)
 FFN = Tolerance(2e-2, 4e-2)
@@ -97,12 +97,12 @@ MOVED = 1e-3
 # How bounds of `row_error` are applied. Rows far smaller than the largest one are judged against this part of it: a row that is
 # nearly 0 has no direction.
 SMALL_ROW = 1e-2
-# Where quantisation, or a choice of experts, stands between, a number between two steps may go to either, which moves the few rows
+# Where quantization, or a choice of experts, stands between, a number between two steps may go to either, which moves the few rows
 # that have one. These may be off by so many tolerances (seen were 1.5 for rows of 768), while so many of all rows (at most 7 % were
 # moved) must be within a part of it.
 FEW_ROWS, MOST_ROWS, OTHER_ROWS = 5, 0.75, 0.1
 
-# Logits of a sequence in a batch against those of it alone. Other sums move quantised inputs by single steps, which is a few
+# Logits of a sequence in a batch against those of it alone. Other sums move quantized inputs by single steps, which is a few
 # hundredths; a mask or a position that is not heeded moves logits by more than this.
 BATCHED = 0.05
 # Chunks of a graph against all of it: other sums in each of some layers. Values, relative and to the largest.

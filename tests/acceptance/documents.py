@@ -6,7 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def title(document: Path) -> str:
+    """Return the path of a document below `docs/`, or its name if it lies elsewhere, for test ids."""
+    folder = ROOT / "docs"
+    return str(document.relative_to(folder)) if document.is_relative_to(folder) else document.name
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ SHAPES = ("disc", "square", "cross", "ring")
 
 
 def draw(count: int, seed: int, noise: float = 0.0) -> tuple[Tensor, Tensor]:
-    """Coloured shapes on coloured grounds: [count, 3, 16, 16] in [-1, 1] without noise, and which shape each is, [count]."""
+    """Colored shapes on colored grounds: [count, 3, 16, 16] in [-1, 1] without noise, and which shape each is, [count]."""
     generator = torch.Generator().manual_seed(seed)
 
     def uniform(low: float, high: float, *shape: int) -> Tensor:

@@ -7,7 +7,7 @@ import pytest
 
 from hf_cpu_accel.compiler.passes import PASSES
 from hf_cpu_accel.rewrite.registry import STAGES
-from tests.acceptance.documents import DOCUMENTS, ROOT, blocks
+from tests.acceptance.documents import DOCUMENTS, ROOT, blocks, title
 
 SOURCES = ROOT / "src" / "hf_cpu_accel"
 # The Python of these steps is run by test_docs.py: the toy rule is applied and undone there, the toy pass and op are called.
@@ -35,7 +35,7 @@ def find(path: str) -> Path | None:
     return next((root / path for root in (SOURCES, ROOT) if (root / path).exists()), None)
 
 
-@pytest.mark.parametrize("page", DOCUMENTS, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", DOCUMENTS, ids=title)
 def test_every_path_exists(page: Path) -> None:
     text = prose(page)
     missing = {path for path in mentioned(text) if find(path) is None and not path.startswith("build/")}
@@ -43,7 +43,7 @@ def test_every_path_exists(page: Path) -> None:
 
 
 def section(title: str) -> str:
-    text = prose(ROOT / "docs" / "architecture.md")
+    text = prose(ROOT / "docs" / "explanation" / "architecture.md")
     return text.split(f"\n## {title}\n")[1].split("\n## ")[0]
 
 
@@ -65,7 +65,7 @@ def test_a_tier_is_told_of_wherever_the_steps_say() -> None:
     hardware = (SOURCES / "runtime" / "hardware.py").read_text(encoding="utf-8")
     kernels = (SOURCES / "csrc" / "kernels.h").read_text(encoding="utf-8")
     dispatch = (SOURCES / "csrc" / "dispatch.cpp").read_text(encoding="utf-8")
-    page = (ROOT / "docs" / "how-it-works.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "explanation" / "how-it-works.md").read_text(encoding="utf-8")
     setup = (ROOT / "setup.py").read_text(encoding="utf-8").split("X86_TIERS = {")[1].split("\n}")[0]
     tiers = re.findall(r'^    "(\w+)": \(', setup, re.MULTILINE)
     assert len(tiers) >= 5
@@ -95,7 +95,10 @@ def test_the_stages_of_the_page_are_those_that_run() -> None:
 
 def test_the_passes_of_the_page_are_those_that_run() -> None:
     text = (
-        (ROOT / "docs" / "compile.md").read_text(encoding="utf-8").split("\n## Passes\n")[1].split("\n## ")[0]
+        (ROOT / "docs" / "how-to" / "compile.md")
+        .read_text(encoding="utf-8")
+        .split("\n## Passes\n")[1]
+        .split("\n## ")[0]
     )
     told = [
         name
@@ -106,7 +109,7 @@ def test_the_passes_of_the_page_are_those_that_run() -> None:
 
 
 def test_the_words_of_the_glossary_are_in_order_and_used() -> None:
-    text = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "reference" / "glossary.md").read_text(encoding="utf-8")
     words = re.findall(r"^\| ([a-z][\w ]*) \|", text, re.MULTILINE)[1:]
     assert words == sorted(words)
     assert len(words) == len(set(words))

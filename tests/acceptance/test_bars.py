@@ -1,4 +1,4 @@
-"""The numeric promises of docs/dtypes-and-accuracy.md on a model of real size with random weights."""
+"""The numeric promises of docs/reference/dtypes.md on a model of real size with random weights."""
 
 from __future__ import annotations
 

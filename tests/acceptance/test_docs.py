@@ -8,36 +8,36 @@ import pytest
 from typer.testing import CliRunner
 
 from hf_cpu_accel.cli.main import app
-from tests.acceptance.documents import DOCUMENTS, ROOT, blocks, python_script
+from tests.acceptance.documents import DOCUMENTS, ROOT, blocks, python_script, title
 from tests.acceptance.hub import MINILM, SENTIMENT
 from tests.programs import run_program
 
 # What a page takes as given: "your own" models and data, which the test has to bring.
 GIVEN = {
-    "vision-and-speech.md": "from PIL import Image\nImage.new('RGB', (64, 48)).save('street.jpg')",
-    "gnn.md": """
+    "how-to/vision-and-speech.md": "from PIL import Image\nImage.new('RGB', (64, 48)).save('street.jpg')",
+    "how-to/gnn.md": """
 import numpy, torch
 from torch_geometric.data import Data
 nodes, edge_index = 50, torch.randint(50, (2, 300))
 data = Data(x=torch.randn(nodes, 128), edge_index=edge_index, y=torch.randint(40, (nodes,)))
 numpy.random.randn(nodes, 128).astype('float32').tofile('features.bin')
 """,
-    "dtypes-and-accuracy.md": f"""
+    "reference/dtypes.md": f"""
 from transformers import AutoModelForSequenceClassification
 from hf_cpu_accel import accelerate_for_cpu
 model = AutoModelForSequenceClassification.from_pretrained({SENTIMENT!r})
 """,
-    "quantised-checkpoints.md": f"""
+    "how-to/quantized-checkpoints.md": f"""
 import sys
 from pathlib import Path
 sys.path.insert(0, {str(ROOT)!r})
-from tests.frontends.quantised_cases import write_form
+from tests.frontends.quantized_cases import write_form
 from tests.frontends.gguf_files import write_file
 Path('folder').mkdir()
 write_form(Path('gptq-folder'), 'gptq')
 write_file(Path('folder'), 'llama').rename('folder/model.Q4_1.gguf')
 """,
-    "server.md": f"""
+    "reference/server.md": f"""
 import functools
 import openai
 from starlette.testclient import TestClient
@@ -49,7 +49,7 @@ metrics = Metrics()
 client = TestClient(Service(Models([load({MINILM!r}, metrics, Settings())]), metrics).app)
 openai.OpenAI = functools.partial(openai.OpenAI, http_client=client)
 """,
-    "compile.md": f"""
+    "how-to/compile.md": f"""
 import os
 from transformers import AutoModel
 model = AutoModel.from_pretrained({MINILM!r})
@@ -57,7 +57,7 @@ folder = os.getcwd()
 """,
 }
 # Pages about packages that the suite lacks; `make test-adapters` runs them.
-ELSEWHERE = {"ecosystem.md"}
+ELSEWHERE = {"how-to/other-libraries.md"}
 # Languages of blocks. What is typed into a shell is held against the command's own --help: most of it takes minutes, or downloads.
 LANGUAGES = {"python", "bash", "text"}
 # Commands that are not ours: what they do is not for these tests to say. (tests/cli/test_optimum_cli.py is about optimum's.)
@@ -68,7 +68,7 @@ def with_python() -> list[Path]:
     return [
         document
         for document in DOCUMENTS
-        if document.name not in ELSEWHERE and any(b.language == "python" for b in blocks(document))
+        if title(document) not in ELSEWHERE and any(b.language == "python" for b in blocks(document))
     ]
 
 
@@ -82,14 +82,14 @@ def shell_lines(document: Path) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("document", with_python(), ids=lambda path: path.name)
+@pytest.mark.parametrize("document", with_python(), ids=title)
 def test_python_runs_as_written(
     document: Path, hub: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script = tmp_path / f"{document.stem}.py"
     script.write_text(python_script(document), encoding="utf-8")
     start = (
-        f"import runpy\n{GIVEN.get(document.name, '')}\nrunpy.run_path({str(script)!r}, dict(globals()))\n"
+        f"import runpy\n{GIVEN.get(title(document), '')}\nrunpy.run_path({str(script)!r}, dict(globals()))\n"
     )
     monkeypatch.setenv("HF_HOME", str(hub.parent))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
@@ -98,12 +98,12 @@ def test_python_runs_as_written(
     assert done.returncode == 0, done.stderr
     if document.name == "README.md":
         assert "modules replaced" in done.stdout
-    if document.name == "quickstart.md":
+    if title(document) == "tutorials/pipeline.md":
         assert (tmp_path / "my-model" / "config.json").is_file()
         assert (tmp_path / "my-model" / "cpu_accel_config.json").is_file()
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("document", DOCUMENTS, ids=title)
 def test_every_block_says_what_it_is(document: Path) -> None:
     """So that none is left out of the tests; a block that is only indented would be."""
     assert {block.language for block in blocks(document)} <= LANGUAGES
@@ -111,7 +111,7 @@ def test_every_block_says_what_it_is(document: Path) -> None:
     assert not re.search(r"\n\n {4}[^ -]", prose.replace("    options:", "")), "an indented block"
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("document", DOCUMENTS, ids=title)
 def test_commands_and_their_options_exist(document: Path) -> None:
     text = document.read_text(encoding="utf-8")
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
@@ -139,14 +139,14 @@ def test_commands_and_their_options_exist(document: Path) -> None:
             assert all(option in code or f"{name}:" in code for option, name in names.items()), line
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("document", DOCUMENTS, ids=title)
 def test_links_and_figures_are_there(document: Path) -> None:
     text = document.read_text(encoding="utf-8")
     for target, anchor in re.findall(r"\]\(([^)#:\s]+)(#[a-z-]+)?\)", text):
         path = document.parent / target
         assert path.exists(), target
         # The site has nothing but its own pages.
-        assert document.parent == ROOT or path.resolve().is_relative_to(document.parent), target
+        assert document.parent == ROOT or path.resolve().is_relative_to(ROOT / "docs"), target
         if anchor and path.suffix == ".md":
             headings = re.findall(r"^#+ (.*)$", path.read_text(encoding="utf-8"), re.MULTILINE)
             assert anchor[1:] in {heading.lower().replace(" ", "-") for heading in headings}, target + anchor

@@ -1,4 +1,4 @@
-"""What pages say of the fusion of a model type is what the sweep found, which docs/models.md has."""
+"""What pages say of the fusion of a model type is what the sweep found, which docs/reference/models.md has."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.acceptance.documents import DOCUMENTS, ROOT
+from tests.acceptance.documents import DOCUMENTS, ROOT, title
 
-MODELS = ROOT / "docs" / "models.md"
+MODELS = ROOT / "docs" / "reference" / "models.md"
 PAGES = [page for page in DOCUMENTS if page != MODELS]
 # Words by which a sentence, or a row of a table, says that layers run as a whole, or that they do not.
 WHOLE = re.compile(
@@ -84,7 +84,7 @@ def contradictions(text: str) -> list[str]:
     return wrong
 
 
-@pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
+@pytest.mark.parametrize("page", PAGES, ids=title)
 def test_no_page_contradicts_the_sweep(page: Path) -> None:
     assert contradictions(page.read_text(encoding="utf-8")) == []
 

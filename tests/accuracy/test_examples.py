@@ -167,7 +167,7 @@ def test_an_image_processor_of_a_pipeline_makes_inputs_of_images():
     model = transformers.ViTForImageClassification(tiny("ViT", image_size=32, patch_size=8)).eval()
     processor = transformers.ViTImageProcessor(size={"height": 32, "width": 32})
     pipe = transformers.pipeline("image-classification", model=model, image_processor=processor, device="cpu")
-    images = [Image.new("RGB", (40, 30), colour) for colour in ("red", "green")] + [
+    images = [Image.new("RGB", (40, 30), color) for color in ("red", "green")] + [
         np.full((9, 9, 3), 7, np.uint8)
     ]
     made = make_examples(*_of(pipe), images)

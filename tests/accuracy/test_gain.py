@@ -48,10 +48,10 @@ def line(model):
 def test_one_line_for_those_who_asked_for_nothing():
     (told,) = line(accelerate_for_cpu(bert()))
     assert told.startswith("accuracy=0.99 would use int8 where that keeps it, up to ")
-    assert "modelled from the products" in told
+    assert "modeled from the products" in told
     assert "not measured" in told
     (told,) = line(accelerate_for_cpu(llama()))
-    assert "2.0x as fast as bfloat16 (modelled from the bytes of weights" in told
+    assert "2.0x as fast as bfloat16 (modeled from the bytes of weights" in told
 
 
 @pytest.mark.parametrize(

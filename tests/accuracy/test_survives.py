@@ -73,7 +73,7 @@ def test_once_more_from_a_packed_folder(chosen, tmp_path):
 
 
 def test_a_folder_whose_choice_is_unknown(chosen, tmp_path, monkeypatch):
-    monkeypatch.setattr(packed_saving, "_saved_choices", lambda plan: [{"colour": "red"}])
+    monkeypatch.setattr(packed_saving, "_saved_choices", lambda plan: [{"color": "red"}])
     chosen.save_pretrained(tmp_path, packed=True)
     with pytest.raises(ValueError, match="choice of dtypes"):
         AutoModel.from_pretrained(tmp_path)

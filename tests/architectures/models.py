@@ -77,7 +77,7 @@ def build(cls: type[PreTrainedModel], config: PretrainedConfig) -> PreTrainedMod
         raise ValueError(f"{size / 1e6:.0f} M parameters")
     torch.manual_seed(0)
     model = cls(_copy(config)).eval().float()
-    randomise(model)
+    randomize(model)
     return model
 
 
@@ -88,7 +88,7 @@ def _copy(config: PretrainedConfig) -> PretrainedConfig:
 
 
 @torch.no_grad()
-def randomise(model: nn.Module) -> None:
+def randomize(model: nn.Module) -> None:
     """Matrices that keep the size of what passes through them, gains around one, biases that are not zero."""
     generator = torch.Generator().manual_seed(0)
     for name, parameter in model.named_parameters():

@@ -1,4 +1,4 @@
-"""Tables of what a sweep has found: for the terminal, and as docs/models.md."""
+"""Tables of what a sweep has found: for the terminal, and as docs/reference/models.md."""
 
 from __future__ import annotations
 

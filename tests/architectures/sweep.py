@@ -50,7 +50,7 @@ def main() -> int:
     if options.page:
         found += [_UNREACHED | {"type": name} for name in types if name not in known]
         found.sort(key=lambda result: result["type"])
-        write_page(found, ROOT / "docs" / "models.md")
+        write_page(found, ROOT / "docs" / "reference" / "models.md")
     print(summary(found))
     return int(any(result["status"] in ("wrong", "not explained") for result in found))
 
@@ -64,7 +64,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--dtypes", nargs="*", default=DTYPES, choices=DTYPES, help="these and no others")
     parser.add_argument("--shards", type=int, default=2, help="child processes at a time")
     parser.add_argument(
-        "--page", action="store_true", help="run nothing, write docs/models.md from the results"
+        "--page", action="store_true", help="run nothing, write docs/reference/models.md from the results"
     )
     return parser.parse_args()
 

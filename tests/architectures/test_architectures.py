@@ -129,7 +129,7 @@ def test_the_page_has_a_row_for_each_type(tmp_path: Path) -> None:
 
 
 def test_the_page_says_how_many_rows_are_whole() -> None:
-    text = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
+    text = (Path(__file__).parents[2] / "docs" / "reference" / "models.md").read_text()
     counts = [tuple(map(int, pair)) for pair in re.findall(r"\| (\d+)/(\d+) \|", text)]
     whole, none = sum(one == all_ for one, all_ in counts), sum(not one for one, _ in counts)
     share = f"all are whole in {whole} ({100 * whole / len(counts):.0f} %), none in {none}"

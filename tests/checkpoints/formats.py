@@ -1,4 +1,4 @@
-"""Weights that bitsandbytes, torchao, HQQ and optimum-quanto themselves have quantised, against their own dequantisation.
+"""Weights that bitsandbytes, torchao, HQQ and optimum-quanto themselves have quantized, against their own dequantization.
 
 Not in the suite, which lacks these packages (bitsandbytes has 120 MB of CUDA code, and transformers does other things where it
 finds the rest): `make test-formats` runs it.
@@ -185,7 +185,7 @@ def test_the_order_of_bitsandbytes_for_the_cpu(nested: bool) -> None:
     ],
     ids=["nf4", "int8", "torchao int8", "torchao int4", "quanto int8", "quanto int4"],
 )
-def test_quantised_by_transformers_as_it_loads(
+def test_quantized_by_transformers_as_it_loads(
     config: Callable[[], Any], saves: bool, tmp_path: Path
 ) -> None:
     torch.manual_seed(0)

@@ -27,7 +27,7 @@ def integers(low: int, high: int, *shape: int, dtype: torch.dtype = torch.uint8)
 
 
 def pairs_of(q: Tensor, *, first_is_high: bool) -> Tensor:
-    """Neighbours of 4 bits in one byte."""
+    """Neighbors of 4 bits in one byte."""
     first, second = q.reshape(-1, 2).unbind(1)
     return first << 4 | second if first_is_high else second << 4 | first
 

@@ -1,4 +1,4 @@
-"""The blocks of GGUF files against the dequantisation of the `gguf` package."""
+"""The blocks of GGUF files against the dequantization of the `gguf` package."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Linears that a host has quantised: packed from what they hold, given back, and told where they were rounded."""
+"""Linears that a host has quantized: packed from what they hold, given back, and told where they were rounded."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_bfloat16_models_compute_in_bfloat16() -> None:
         assert (given - wanted).abs().max() <= 2e-2 * wanted.abs().max()
 
 
-def _hqq_quantised_scales(n: int, k: int, bias: Tensor | None) -> nn.Module:
+def _hqq_quantized_scales(n: int, k: int, bias: Tensor | None) -> nn.Module:
     made = HQQLinear.random(n, k, bias, 4, 64)
     made.meta["quant_scale"] = True
     return made
@@ -141,7 +141,7 @@ def _quanto_axis(n: int, k: int, bias: Tensor | None) -> nn.Module:
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
-        (_hqq_quantised_scales, "HQQ: its scales or zeros are quantised themselves"),
+        (_hqq_quantized_scales, "HQQ: its scales or zeros are quantized themselves"),
         (_torchao_scaled_input, "torchao IntxUnpackedToInt8, 4 bits: its input is scaled"),
         (_quanto_axis, "quanto qint8: its scales are those of input features"),
         (

@@ -68,4 +68,4 @@ def test_what_cannot_be_is_said(checkpoint: Path, tmp_path: Path) -> None:
     assert run(checkpoint, tmp_path / "packed")[0] == 0
     code, output = run(tmp_path / "packed", tmp_path / "again")
     assert code == 1
-    assert "quantised already" in output
+    assert "quantized already" in output

@@ -1,4 +1,4 @@
-"""docs/ecosystem.md as it is written, with the packages of the libraries that it names, and what their objects answer.
+"""docs/how-to/other-libraries.md as it is written, with the packages of the libraries that it names, and what their objects answer.
 
 Not in the suite, which lacks these packages: `make test-adapters` runs it.
 """
@@ -35,7 +35,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The names that the code of the page leaves behind."""
     make_hub(Path(_CACHE.name))
     script = tmp_path_factory.mktemp("page") / "ecosystem.py"
-    script.write_text(python_script(ROOT / "docs" / "ecosystem.md"), encoding="utf-8")
+    script.write_text(python_script(ROOT / "docs" / "how-to" / "other-libraries.md"), encoding="utf-8")
     return runpy.run_path(str(script))
 
 

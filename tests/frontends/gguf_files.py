@@ -11,9 +11,9 @@ import torch
 from tokenizers import pre_tokenizers
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
-from tests.frontends import quantised_cases
+from tests.frontends import quantized_cases
 
-SIZES = {**quantised_cases.SIZES, "head_dim": 16}
+SIZES = {**quantized_cases.SIZES, "head_dim": 16}
 # Model type: architecture in the file.
 FAMILIES = {
     "llama": "llama",

@@ -23,9 +23,9 @@ from transformers.utils import logging
 
 from hf_cpu_accel.checkpoints.stored import pack_stored, stored_weight
 from hf_cpu_accel.checkpoints.stored_linear import StoredLinear
-from hf_cpu_accel.frontends.quantised_folders import weights_as_stored
+from hf_cpu_accel.frontends.quantized_folders import weights_as_stored
 from hf_cpu_accel.packing.linear import unpack_linear
-from tests.frontends.quantised_cases import GPTQ, by_activation, llama, write_folder
+from tests.frontends.quantized_cases import GPTQ, by_activation, llama, write_folder
 from tests.mutations import Mutation, append, flip, main, outcome, run_cases, truncate, zero_page
 from tests.packing.mutated_files import flip_payload, swap_pieces
 
@@ -103,7 +103,7 @@ MUTATIONS: tuple[Mutation, ...] = (
 
 
 def edit_config(text: str, draw: random.Random) -> str:
-    """One of the settings of the quantisation is another one."""
+    """One of the settings of the quantization is another one."""
     config = json.loads(text)
     name = draw.choice(list(_SETTINGS))
     config["quantization_config"][name] = draw.choice(_SETTINGS[name])

@@ -1,4 +1,4 @@
-"""Writes the table of classes in docs/task-classes.md: `make docs-tasks`."""
+"""Writes the table of classes in docs/reference/task-classes.md: `make docs-tasks`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from hf_cpu_accel.frontends.tasks import DIFFUSION, TASKS, Task
 
-PAGE = Path(__file__).parents[2] / "docs" / "task-classes.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "task-classes.md"
 _HEAD = "| Class | Loads with | In the pipelines |\n| --- | --- | --- |\n"
 
 

@@ -23,7 +23,7 @@ from transformers import AutoModelForCausalLM
 from hf_cpu_accel import explain, restore
 from hf_cpu_accel.checkpoints.stored_linear import StoredLinear
 from hf_cpu_accel.rewrite.linear.layer import PackedLinear
-from tests.frontends.quantised_cases import llama, logits, seed_of
+from tests.frontends.quantized_cases import llama, logits, seed_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*asks for activations")
 
@@ -142,7 +142,7 @@ def _scale_and_zero(file: dict[str, Tensor], path: str, columns: int) -> tuple[T
     return scale, zero.float()
 
 
-def test_a_cache_that_is_not_quantised_is_told(tmp_path: Path) -> None:
+def test_a_cache_that_is_not_quantized_is_told(tmp_path: Path) -> None:
     write(tmp_path, *SCHEMES["w8a8"][:3])
     config = tmp_path / "config.json"
     config.write_text(
@@ -151,7 +151,7 @@ def test_a_cache_that_is_not_quantised_is_told(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="asks for") as told:
         AutoModelForCausalLM.from_pretrained(tmp_path, cpu_optimize="float32")
     said = [str(warning.message) for warning in told if "asks for" in str(warning.message)]
-    assert ["activations in 8 bits" in line or "a quantised cache" in line for line in said] == [True, True]
+    assert ["activations in 8 bits" in line or "a quantized cache" in line for line in said] == [True, True]
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,7 @@ def test_a_cache_that_is_not_quantised_is_told(tmp_path: Path) -> None:
             "the format 'marlin-24': read are pack-quantized",
         ),
         ('"strategy": "group"', '"strategy": "tensor_group"', "strategy='tensor_group'"),
-        ('"Linear"', '"Conv2d"', "q_proj is quantised in the file, and its config has no scheme for it"),
+        ('"Linear"', '"Conv2d"', "q_proj is quantized in the file, and its config has no scheme for it"),
         ('"group_size": 32', '"group_size": 16', r"weight_scale is torch.float32 \[64, 2\]: expected"),
         ('"num_bits": 4', '"num_bits": 8', "weight_packed is torch.int32"),
         ('"sparsity_config": {}', '"sparsity_config": {"format": "sparse-24-bitmask"}', "sparse weights"),

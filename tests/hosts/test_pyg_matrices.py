@@ -35,7 +35,7 @@ SERVED_WITH_WEIGHTS = ("gcn", "gcn as it is", "sage", "sage max", "gin", "graph"
 
 def dense(weighted: bool, loops: bool = False) -> Tensor:
     matrix = (torch.rand(NODES, NODES) < 0.15) * (torch.rand(NODES, NODES) + 0.5 if weighted else 1.0)
-    matrix[7] = 0.0  # a node without neighbours
+    matrix[7] = 0.0  # a node without neighbors
     return matrix if loops else matrix.fill_diagonal_(0.0)
 
 
@@ -139,7 +139,7 @@ def test_matrices_without_entries(name: str, x: Tensor) -> None:
 
 
 def test_weights_of_gcn(x: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Normalised once per graph and weights, anew after either was written to; loops keep the weight they came with."""
+    """Normalized once per graph and weights, anew after either was written to; loops keep the weight they came with."""
     edge_index = torch.randint(0, NODES, (2, 150))
     edge_index[:, :5] = torch.arange(5)  # loops, none twice
     edge_index[1, 5:][edge_index[0, 5:] == edge_index[1, 5:]] += 1

@@ -10,7 +10,7 @@ from hf_cpu_accel.ops.linear import ACTIVATIONS, INPUT_STEPS, linear
 from hf_cpu_accel.packing.linear import PackedWeight, pack_linear, unpack_linear
 from hf_cpu_accel.packing.rotation import rotate, rotate_back
 
-# Largest error relative to the largest output. int8: half a quantisation step of the input averages out over k. One bit less would
+# Largest error relative to the largest output. int8: half a quantization step of the input averages out over k. One bit less would
 # not pass.
 BOUND = {
     "float32": 3e-6,

@@ -46,7 +46,7 @@ def truth_of(
                 place = place if position_ids is None else position_ids[b % position_ids.shape[0], i]
                 row = row + positions[place].double()
             counted += not is_padding
-            # The sum is float32: what is normalised is that, not the exact one.
+            # The sum is float32: what is normalized is that, not the exact one.
             row = row.float().double() - row.float().double().mean()
             row = row / (row.square().mean() + EPS).sqrt()
             row = row if weight is None else row * weight.double()

@@ -42,7 +42,7 @@ def test_a_gated_ffn_is_two_linears_and_a_product(dtype: str, rows: int, gate_la
     expected = linear(F.silu(gate) * value, down, down_bias, residual=residual)
     options = {"activation": "silu", "residual": residual, "gate_last": gate_last}
     got = gated_ffn(x, up, up_bias, down, down_bias, **options)
-    # One place of rounding on the way is another for the integer kinds: a step of the quantised intermediate.
+    # One place of rounding on the way is another for the integer kinds: a step of the quantized intermediate.
     step = 1e-3 if dtype.startswith("affine") else 1e-5 if up.scale is None else 0.05
     torch.testing.assert_close(got, expected, rtol=1e-5, atol=step)
     arguments = (

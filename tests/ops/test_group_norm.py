@@ -135,7 +135,7 @@ def test_a_group_that_is_not_finite_is_not_hidden(poison: float, layout: str) ->
 
 
 @pytest.mark.parametrize("shape", [(0, 8, 3), (2, 8, 0), (2, 8, 0, 4)])
-def test_nothing_to_normalise(shape: tuple[int, ...]) -> None:
+def test_nothing_to_normalize(shape: tuple[int, ...]) -> None:
     assert group_norm(torch.zeros(shape), 4, None, None, EPS).shape == shape
 
 

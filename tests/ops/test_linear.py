@@ -206,7 +206,7 @@ def test_no_input_features_give_the_bias() -> None:
         assert torch.equal(linear(torch.zeros(3, 0), packed, bias), bias.expand(3, 40))
 
 
-@pytest.mark.parametrize("level", [0.0, 1000.0], ids=["centred", "shifted"])
+@pytest.mark.parametrize("level", [0.0, 1000.0], ids=["centered", "shifted"])
 @pytest.mark.parametrize("scale", [1e-30, 1e-20, 1.0, 1e20, 1e30])
 @pytest.mark.parametrize("features", [64, 300])
 def test_int8_follows_the_range_of_a_row(scale: float, level: float, features: int) -> None:

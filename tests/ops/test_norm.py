@@ -59,7 +59,7 @@ def check(
     residual = torch.randn(rows, columns, generator=g).to(dtype)
     weight = None if weight_dtype is None else torch.randn(columns, generator=g).to(weight_dtype)
     bias = None if bias_dtype is None else torch.randn(columns, generator=g).to(bias_dtype)
-    # The kernel adds in float32: what it normalises is this sum, not the exact one.
+    # The kernel adds in float32: what it normalizes is this sum, not the exact one.
     total = x.float() + residual.float()
     what = f"{rows}x{columns} {dtype} weight {weight_dtype} bias {bias_dtype} mean {mean}"
     assert_close(

@@ -35,11 +35,11 @@ def check_quantize(seed: int = 0) -> None:
         torch.testing.assert_close(ours[2][0], reference[2][0])
         integers = values(ours[0], ours[1], torch.ones_like(ours[2]))
         assert torch.equal(integers.sum(1), ours[2][1])
-        quantised = [values(*found) for found in (ours, reference)]
+        quantized = [values(*found) for found in (ours, reference)]
         assert (
-            torch.isclose(*quantised).float().mean() > 0.99
+            torch.isclose(*quantized).float().mean() > 0.99
         )  # not the indices: levels may be negative with either sign
-        errors = [(found - weight).square().sum(1) for found in quantised]
+        errors = [(found - weight).square().sum(1) for found in quantized]
         torch.testing.assert_close(*errors, rtol=1e-3, atol=1e-12)
     for shape in ((1, 1), (5, 3), (32, 128), (33, 131), (70, 700), (64, 4224)):
         for group in (0, 32, 128):

@@ -62,7 +62,7 @@ def test_shapes_are_those_of_packing() -> None:
 
 
 def test_the_search_finds_the_grid_on_which_a_weight_lies() -> None:
-    """Of a dequantised Q4_1 file: all 16 levels are used, or a few at the ends are not."""
+    """Of a dequantized Q4_1 file: all 16 levels are used, or a few at the ends are not."""
     weight = random_groups(64, 256, 4, 32)
     found = affine.quantize(weight.dequantize(), 4, 32)
     error = (found.dequantize() - weight.dequantize()).abs().max()

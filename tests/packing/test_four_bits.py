@@ -45,7 +45,7 @@ def test_the_head_of_four_bits_has_eight_unless_asked_otherwise(writer: LlamaFor
         accelerate_for_cpu(writer, head_dtype="int5")
 
 
-def test_a_dequantised_model_is_kept_exactly(writer: LlamaForCausalLM) -> None:
+def test_a_dequantized_model_is_kept_exactly(writer: LlamaForCausalLM) -> None:
     with torch.no_grad():
         for name, parameter in writer.named_parameters():
             if "proj" in name:

@@ -88,7 +88,7 @@ def test_sizes_are_those_of_the_dtype() -> None:
     ],
 )
 def test_relative_error_of_a_normal_matrix(dtype: str, group: int, bound: float) -> None:
-    """Published in docs/dtypes-and-accuracy.md."""
+    """Published in docs/reference/dtypes.md."""
     weight = torch.randn(256, 2048, generator=torch.Generator().manual_seed(0))
     error = unpack_linear(pack_linear(weight, dtype, int4_group=group)) - weight
     assert 0.9 * bound < error.norm() / weight.norm() < bound

@@ -61,12 +61,12 @@ def _numpy(tensor: Tensor, noise: Tensor) -> None:
     values += noise.numpy()
 
 
-def _initialised(tensor: Tensor, noise: Tensor) -> None:
+def _initialized(tensor: Tensor, noise: Tensor) -> None:
     # Not a constant: a router would find all experts equally good, and which it takes then is nobody's promise.
     nn.init.uniform_(tensor, -0.25, 0.25, generator=torch.Generator().manual_seed(0))
 
 
-WAYS = [_data, _exchanged_data, _copied, _numpy, _initialised]
+WAYS = [_data, _exchanged_data, _copied, _numpy, _initialized]
 
 
 def output(model: nn.Module, call: Tensor) -> Tensor:
@@ -189,7 +189,7 @@ def test_a_kept_weight_that_is_written_to_is_refused(write: Callable[..., None])
     output(restore(model), IDS)
 
 
-def test_an_optimiser_steps_what_stays() -> None:
+def test_an_optimizer_steps_what_stays() -> None:
     model = bert()
     plain = copy.deepcopy(model)
     accelerated(model)

@@ -77,7 +77,7 @@ def test_takes_a_view_of_a_merged_weight(provider):
 
 
 @pytest.mark.parametrize("provider", [p for p in WORKING if p.dtype == "int8"], ids=lambda p: p.name)
-def test_int8_quantises_each_row_by_itself(provider):
+def test_int8_quantizes_each_row_by_itself(provider):
     packed = pack_linear(torch.randn(32, 64), "int8")
     multiply = Copies(packed).of(provider).multiply
     small = torch.randn(9, 64)

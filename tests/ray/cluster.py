@@ -125,7 +125,7 @@ def served() -> np.ndarray[Any, Any]:
 
 
 def test_replicas_answer_as_one_process(replicas: Any, models: Path) -> None:
-    """Each text its own answer, whichever replica and batch it came to. int8 quantises each token for itself."""
+    """Each text its own answer, whichever replica and batch it came to. int8 quantizes each token for itself."""
     np.testing.assert_allclose(served(), one_process(models), atol=1e-5)
 
 

@@ -28,7 +28,7 @@ IDS = torch.randint(5, 99, (2, 9), generator=torch.Generator().manual_seed(3))
 MASK = torch.tensor([[1] * 9, [1] * 6 + [0] * 3])
 
 
-def randomised(model: nn.Module, spread: float) -> nn.Module:
+def randomized(model: nn.Module, spread: float) -> nn.Module:
     torch.manual_seed(0)
     for parameter in model.parameters():
         if parameter.dim() > 1:
@@ -47,7 +47,7 @@ def output(model: nn.Module, mask: Tensor | None = MASK) -> Tensor:
 def test_scores_with_a_cap_are_not_fused(dtype: str) -> None:
     """VideoPrism's text model: scores of a small probe hardly differ from capped ones."""
     config = VideoPrismTextConfig(**SIZES, max_position_embeddings=32, attn_logit_softcapping=5.0)
-    model = randomised(VideoPrismTextModel(config), 0.3)
+    model = randomized(VideoPrismTextModel(config), 0.3)
     before = output(model, None)
     accelerate_for_cpu(model, dtype=dtype, verify=True)
     assert not any(isinstance(module, FusedEncoderLayer) for module in model.modules())
@@ -58,7 +58,7 @@ def test_scores_with_a_cap_are_not_fused(dtype: str) -> None:
 def test_models_that_return_tuples_are_accelerated() -> None:
     """BLT's patcher returns (entropies, lengths, logits), none of which is what its last layer gives."""
     config = BltPatcherConfig(**SIZES, num_key_value_heads=4, head_dim=16, max_position_embeddings=64)
-    model = randomised(BltPatcher(config), 0.1)
+    model = randomized(BltPatcher(config), 0.1)
     with torch.no_grad():
         before = model(input_ids=IDS)[2]
         accelerate_for_cpu(model, dtype="float32")
@@ -86,7 +86,7 @@ def deepseek() -> nn.Module:
     config = tf.DeepseekV32Config(
         **SIZES, **sizes, **experts, **index, num_key_value_heads=4, first_k_dense_replace=1
     )
-    return randomised(tf.DeepseekV32Model(config), 0.1)
+    return randomized(tf.DeepseekV32Model(config), 0.1)
 
 
 @pytest.mark.parametrize("mask", [None, MASK], ids=["whole", "padded"])

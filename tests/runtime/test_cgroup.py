@@ -46,7 +46,7 @@ def v1(path: str, **quotas: str) -> dict[str, str]:
             v2("/a/b/c", a="200000 100000", a__b="max 100000", a__b__c="800000 100000"), 2.0, id="v2-parent"
         ),
         pytest.param(v2("/a/b", a="800000 100000", a__b="50000 100000"), 0.5, id="v2-child"),
-        pytest.param(v2("/a", b="100000 100000"), None, id="v2-neighbour-does-not-count"),
+        pytest.param(v2("/a", b="100000 100000"), None, id="v2-neighbor-does-not-count"),
         pytest.param(v2("/../../x", **{"": "300000 100000"}), 3.0, id="v2-path-outside-of-namespace"),
         pytest.param(v1("/", **{"": "-1"}), None, id="v1-unlimited"),
         pytest.param(v1("/docker/x", docker__x="250000"), 2.5, id="v1"),

@@ -39,10 +39,10 @@ def _accelerate(model: torch.nn.Module) -> None:
     torch.set_rng_state(state)
 
 
-def _accelerating(initialise: Any) -> Any:
-    @functools.wraps(initialise)
+def _accelerating(initialize: Any) -> Any:
+    @functools.wraps(initialize)
     def wrapped(self: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
-        initialise(self, *args, **kwargs)
+        initialize(self, *args, **kwargs)
         _accelerate(self)
 
     return wrapped

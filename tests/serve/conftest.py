@@ -69,7 +69,7 @@ def full_service(
             LanguageModel("writer", tiny.writer(), tiny.byte_tokenizer(), rows=2, waiting=4),
             Encoder(embedder),
             Encoder(loaded["ranker"]),
-            Transcriber("ears", sounds.recogniser(tmp_path_factory.mktemp("speech"))),
+            Transcriber("ears", sounds.recognizer(tmp_path_factory.mktemp("speech"))),
         ]
     )
     yield lambda **options: Service(models, **options)

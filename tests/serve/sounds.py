@@ -41,7 +41,7 @@ def wav(sound: np.ndarray, rate: int = RATE, width: int = 2, channels: int = 1) 
     return out.getvalue()
 
 
-def recogniser(folder: Path) -> Any:
+def recognizer(folder: Path) -> Any:
     """Return a pipeline with a tiny Wav2Vec2; its vocabulary is written to `folder`."""
     letters = ["<pad>", "<s>", "</s>", "<unk>", "|", *"abcdefgh"]
     (folder / "vocab.json").write_text(json.dumps({letter: number for number, letter in enumerate(letters)}))

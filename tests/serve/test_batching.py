@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hf_cpu_accel.serve.batching import Batcher, BatchFacts, neighbours
+from hf_cpu_accel.serve.batching import Batcher, BatchFacts, neighbors
 from hf_cpu_accel.serve.limits import Busy, Stopping, TooLong
 
 LONG = 30.0  # seconds that nothing here takes unless it is wrong
@@ -248,12 +248,12 @@ def test_wrong_options(options: dict[str, float], message: str) -> None:
 @given(
     st.lists(st.integers(1, 40), min_size=1, max_size=30), st.integers(1, 200), st.integers(1, 40), st.data()
 )
-def test_neighbours_are_within_the_limit_and_leave_no_room(
+def test_neighbors_are_within_the_limit_and_leave_no_room(
     sizes: list[int], limit: int, most: int, data: st.DataObject
 ) -> None:
     sizes.sort()
     middle = data.draw(st.integers(0, len(sizes) - 1))
-    first, last = neighbours(sizes, middle, limit, most)
+    first, last = neighbors(sizes, middle, limit, most)
     assert first <= middle <= last
     rows = last - first + 1
     assert rows == 1 or rows * sizes[last] <= limit

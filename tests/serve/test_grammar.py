@@ -128,7 +128,7 @@ def test_a_call_that_breaks_off_is_no_call(ai: openai.OpenAI) -> None:
     assert '{"name": '.startswith((answer.choices[0].message.content or "-")[:9])
 
 
-def test_neighbours_are_left_alone(ai: openai.OpenAI) -> None:
+def test_neighbors_are_left_alone(ai: openai.OpenAI) -> None:
     import concurrent.futures
 
     def free() -> str | None:

@@ -31,8 +31,8 @@ def serve(*arguments: str) -> Result:
         (BertConfig(), "BertModel", "embedder"),
         (BertConfig(), "BertForSequenceClassification", "classifier"),
         (LlamaConfig(), "LlamaForCausalLM", "language model"),
-        (WhisperConfig(), "WhisperForConditionalGeneration", "speech recogniser"),
-        (Wav2Vec2Config(), "Wav2Vec2ForCTC", "speech recogniser"),
+        (WhisperConfig(), "WhisperForConditionalGeneration", "speech recognizer"),
+        (Wav2Vec2Config(), "Wav2Vec2ForCTC", "speech recognizer"),
     ],
 )
 def test_kinds_are_told_by_architectures(
@@ -84,7 +84,7 @@ def test_minilm_gives_its_own_embeddings() -> None:
     rows = torch.tensor(compute(loaded, loaded.tokenizer.encode(texts)))
     assert not torch.allclose(
         rows.norm(dim=-1), torch.ones(3)
-    )  # the server normalises, or does not, as it is asked to
+    )  # the server normalizes, or does not, as it is asked to
     torch.testing.assert_close(torch.nn.functional.normalize(rows), expected, atol=1e-5, rtol=1e-4)
 
 

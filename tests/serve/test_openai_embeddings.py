@@ -33,7 +33,7 @@ def test_numbers_and_bytes_are_those_of_embed(ai: openai.OpenAI, client: TestCli
     np.testing.assert_allclose(decoded, expected[1], atol=1e-6)
 
 
-def test_fewer_dimensions_are_normalised_again(ai: openai.OpenAI) -> None:
+def test_fewer_dimensions_are_normalized_again(ai: openai.OpenAI) -> None:
     whole = np.array(ai.embeddings.create(model="embedder", input="time").data[0].embedding)
     short = np.array(ai.embeddings.create(model="embedder", input="time", dimensions=7).data[0].embedding)
     np.testing.assert_allclose(short, whole[:7] / np.linalg.norm(whole[:7]), atol=1e-6)

@@ -38,7 +38,7 @@ def test_too_long_is_refused_or_cut(texts: TextTokenizer, direction: str) -> Non
 
 
 @pytest.mark.parametrize("direction", ["left", "right"])
-def test_a_book_is_not_tokenised_to_its_end(texts: TextTokenizer, direction: str) -> None:
+def test_a_book_is_not_tokenized_to_its_end(texts: TextTokenizer, direction: str) -> None:
     book = "time " * 10_000
     with pytest.raises(TooLong, match="at most 2000 characters, given: 50000"):
         texts.encode([book])

@@ -1,4 +1,4 @@
-"""`/v1/audio/transcriptions`: WAV files of every width, other rates, and a tiny recogniser against transformers' own pipeline."""
+"""`/v1/audio/transcriptions`: WAV files of every width, other rates, and a tiny recognizer against transformers' own pipeline."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ def test_what_is_no_recording(recording: bytes) -> None:
 
 
 @pytest.fixture(scope="module")
-def recogniser(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    return sounds.recogniser(tmp_path_factory.mktemp("speech"))
+def recognizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return sounds.recognizer(tmp_path_factory.mktemp("speech"))
 
 
 @pytest.fixture
-def client(recogniser: Any) -> Iterator[TestClient]:
-    transcriber = Transcriber("ears", recogniser)
+def client(recognizer: Any) -> Iterator[TestClient]:
+    transcriber = Transcriber("ears", recognizer)
     with TestClient(
         Service(Models([transcriber]), max_upload=100_000).app, raise_server_exceptions=False
     ) as client:
@@ -62,10 +62,10 @@ def client(recogniser: Any) -> Iterator[TestClient]:
     assert transcriber.close(30)
 
 
-def test_a_recording_is_written_down(client: TestClient, recogniser: Any, tmp_path: Path) -> None:
+def test_a_recording_is_written_down(client: TestClient, recognizer: Any, tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     sound = rng.uniform(-0.5, 0.5, RATE // 2)
-    expected = recogniser({"raw": wav_samples(wav(sound))[0], "sampling_rate": RATE})["text"]
+    expected = recognizer({"raw": wav_samples(wav(sound))[0], "sampling_rate": RATE})["text"]
     assert expected
     (tmp_path / "sound.wav").write_bytes(wav(sound))
     ai = openai.OpenAI(base_url="http://testserver/v1", api_key="none", http_client=client, max_retries=0)  # type: ignore[arg-type]

@@ -171,16 +171,16 @@ def test_graph_explorer(chromium: Any, viewport: dict[str, int], request: pytest
         page.locator("#node input").fill("7")
         run_and_look(page, f"graph-explorer-{request.node.callspec.id}")
         node = graphs.look(explorer, 7)
-        expected = f"Node 7 is of class {node.label} and has {node.degree} neighbours"
+        expected = f"Node 7 is of class {node.label} and has {node.degree} neighbors"
         assert expected in page.inner_text("#told")
         cells = page.locator("#classes tbody tr").first.locator("td").all_inner_texts()
         assert cells[0] == str(int(node.eager.argmax()))
         assert abs(float(cells[2]) - float(node.eager.max())) < 2e-4
-        # The first neighbour is drawn above the node in the middle.
+        # The first neighbor is drawn above the node in the middle.
         picture = page.locator("#picture img")
         box = picture.bounding_box()
         picture.click(position={"x": box["width"] / 2, "y": box["height"] * 0.1})  # scrolls there first
-        expect(page.locator("#told")).to_contain_text(f"Node {node.neighbours[0]} ", timeout=1000 * SECONDS)
+        expect(page.locator("#told")).to_contain_text(f"Node {node.neighbors[0]} ", timeout=1000 * SECONDS)
         page.get_by_text(graphs.KARATE).click()
         expect(page.locator("#node input")).to_have_value("0")  # no node of the other graph
         page.locator("#node input").fill("34")
@@ -216,8 +216,8 @@ def test_speech_to_text(
     model = {"SPEECH_MODEL": str(tmp_path)}
     with started("speech-to-text", model) as address, opened(chromium, address, viewport) as page:
         run_and_look(page, f"speech-to-text-{request.node.callspec.id}")
-        recogniser = pipeline("automatic-speech-recognition", model=str(tmp_path), device="cpu")
-        expected = speech.transcribe(recogniser, speech.heard(wavfile.read(speech.SAMPLE)))
+        recognizer = pipeline("automatic-speech-recognition", model=str(tmp_path), device="cpu")
+        expected = speech.transcribe(recognizer, speech.heard(wavfile.read(speech.SAMPLE)))
         rows = page.locator("#texts tbody tr").all_inner_texts()
         assert expected
         assert "".join(expected.split()) in "".join(rows[1].split())

@@ -48,12 +48,12 @@ def test_communities_are_what_their_text_says():
     assert 17 < data.num_edges / data.num_nodes <= 20
 
 
-def test_node_has_its_neighbours_and_its_classes(explorer):
+def test_node_has_its_neighbors_and_its_classes(explorer):
     node = graphs.look(explorer, 5)
     source, target = explorer.data.edge_index
     expected = sorted(set(source[target == 5].tolist()))
     assert node.degree == len(expected)
-    assert node.neighbours == expected[: graphs.MOST_NEIGHBOURS]
+    assert node.neighbors == expected[: graphs.MOST_NEIGHBORS]
     assert node.label == int(explorer.data.y[5])
     assert node.eager.sum() == pytest.approx(1)
     assert node.accelerated.argmax() == node.eager.argmax()
@@ -74,9 +74,9 @@ def test_click_finds_the_node_that_is_drawn_there(explorer):
         y = drawing.SIZE * (1.25 - up) / 2.5
         assert drawing.node_at(node, x + 3, y - 2) == number
         # A few pixels beside its number, where the disc is.
-        colour = picture[int(y) + 9, int(x)] / 255
-        expected = drawing._COLOURS(int(explorer.data.y[number]))[:3]
-        assert abs(colour - expected).max() < 0.02
+        color = picture[int(y) + 9, int(x)] / 255
+        expected = drawing._COLORS(int(explorer.data.y[number]))[:3]
+        assert abs(color - expected).max() < 0.02
 
 
 def test_edges_are_those_among_the_nodes(explorer):

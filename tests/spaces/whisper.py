@@ -13,13 +13,13 @@ _ASCII = 94  # of the bytes, sorted as their names are, these come first
 
 
 def write_whisper(folder: Path) -> None:
-    recogniser = whisper()
-    generation, config = recogniser.model.generation_config, recogniser.model.config
+    recognizer = whisper()
+    generation, config = recognizer.model.generation_config, recognizer.model.config
     config.max_source_positions = (
         200  # four seconds: longer ones are heard in pieces, which takes times in the vocabulary
     )
-    recogniser.feature_extractor = tf.WhisperFeatureExtractor(feature_size=16, chunk_length=4)
-    recogniser.model = random_model("WhisperForConditionalGeneration", config)
-    recogniser.model.generation_config = generation
+    recognizer.feature_extractor = tf.WhisperFeatureExtractor(feature_size=16, chunk_length=4)
+    recognizer.model = random_model("WhisperForConditionalGeneration", config)
+    recognizer.model.generation_config = generation
     generation.suppress_tokens = [0, 1, *range(2 + _ASCII, generation.no_timestamps_token_id + 1)]
-    recogniser.save_pretrained(folder)
+    recognizer.save_pretrained(folder)

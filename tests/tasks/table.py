@@ -1,6 +1,6 @@
-"""Writes docs/tasks.md, what becomes of the pipeline of each task: `python -m tests.tasks.table`.
+"""Writes docs/reference/tasks.md, what becomes of the pipeline of each task: `python -m tests.tasks.table`.
 
-Which layers are whole is decided as for docs/models.md, by `tests.architectures.layers`.
+Which layers are whole is decided as for docs/reference/models.md, by `tests.architectures.layers`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tests.architectures.layers import WHOLE, attends, linears_of_layers, told_o
 from tests.tasks.all import CASES
 from tests.tasks.case import Case
 
-PAGE = Path(__file__).parents[2] / "docs" / "tasks.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "tasks.md"
 _GENERATION = ("keys and values", "greedy search and sampling", "beam search", "continuous batching")
 _HEAD = """\
 # Pipeline tasks

@@ -1,4 +1,4 @@
-"""More vision and speech models: the outputs stay, and the layers that were recognised stay recognised."""
+"""More vision and speech models: the outputs stay, and the layers that were recognized stay recognized."""
 
 from __future__ import annotations
 

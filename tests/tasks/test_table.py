@@ -1,4 +1,4 @@
-"""docs/tasks.md is what the plans say."""
+"""docs/reference/tasks.md is what the plans say."""
 
 from __future__ import annotations
 

@@ -33,14 +33,14 @@ def page() -> gr.Blocks:
     with gr.Blocks(title="Graph explorer on a CPU") as blocks:
         gr.Markdown(
             "# Graph explorer on a CPU\nA GCN, trained when this page was started, classifies every node of a graph: in "
-            "PyTorch Geometric as it is, and with one line of hf_cpu_accel. Choose a node, or click on a neighbour."
+            "PyTorch Geometric as it is, and with one line of hf_cpu_accel. Choose a node, or click on a neighbor."
         )
         name = gr.Radio(NAMES, value=NAMES[0], label="Graph", elem_id="graph")
         number = gr.Number(0, label="Node", precision=0, minimum=0, elem_id="node")
         button = gr.Button("Look at it", variant="primary", elem_id="run")
         with gr.Row():
             picture = gr.Image(
-                label="Neighbours",
+                label="Neighbors",
                 format="png",
                 interactive=False,
                 buttons=[],
@@ -65,9 +65,9 @@ def page() -> gr.Blocks:
 def described(node: Node) -> str:
     """The node in words."""
     guess, sure = int(node.accelerated.argmax()), float(node.accelerated.max())
-    drawn = "" if len(node.neighbours) == node.degree else f", {len(node.neighbours)} of them drawn"
+    drawn = "" if len(node.neighbors) == node.degree else f", {len(node.neighbors)} of them drawn"
     return (
-        f"**Node {node.number}** is of class {node.label} and has {node.degree} neighbours{drawn}. "
+        f"**Node {node.number}** is of class {node.label} and has {node.degree} neighbors{drawn}. "
         f"The model says class {guess}, and is {sure:.0%} sure."
     )
 

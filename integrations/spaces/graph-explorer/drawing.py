@@ -1,4 +1,4 @@
-"""A node and its neighbours as a picture, and which of them is at a place of it."""
+"""A node and its neighbors as a picture, and which of them is at a place of it."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from numpy.typing import NDArray
 
 SIZE = 560  # pixels
 _REACH = 1.25  # of the axes; nodes lie within 1
-_COLOURS = colormaps["tab10"]
+_COLORS = colormaps["tab10"]
 
 
 def places(node: Node) -> dict[int, tuple[float, float]]:
-    """Where each node is drawn: the chosen one in the middle, its neighbours around it."""
-    count = max(1, len(node.neighbours))
+    """Where each node is drawn: the chosen one in the middle, its neighbors around it."""
+    count = max(1, len(node.neighbors))
     angles = [2 * pi * place / count for place in range(count)]
-    around = zip(node.neighbours, angles, strict=False)
+    around = zip(node.neighbors, angles, strict=False)
     return {node.number: (0.0, 0.0)} | {number: (sin(angle), cos(angle)) for number, angle in around}
 
 
 def draw(explorer: Explorer, node: Node) -> NDArray[np.uint8]:
-    """The picture, uint8 [SIZE, SIZE, 3]: colours are true classes, lines are edges among those that are drawn."""
+    """The picture, uint8 [SIZE, SIZE, 3]: colors are true classes, lines are edges among those that are drawn."""
     where = places(node)
     figure = Figure(figsize=(SIZE / 100, SIZE / 100), dpi=100)
     canvas = FigureCanvasAgg(figure)
@@ -40,7 +40,7 @@ def draw(explorer: Explorer, node: Node) -> NDArray[np.uint8]:
         where,
         nodelist=order,
         ax=axes,
-        node_color=[_COLOURS(int(explorer.data.y[number])) for number in order],
+        node_color=[_COLORS(int(explorer.data.y[number])) for number in order],
         node_size=[900 if number == node.number else 560 for number in order],
         edgecolors="#222222",
         linewidths=[2.5 if number == node.number else 0 for number in order],

@@ -18,7 +18,7 @@ COMMUNITIES = "20,000 nodes in eight communities"
 KARATE = "Zachary's karate club, 34 people"
 NAMES = (COMMUNITIES, KARATE)
 CLASSES, FEATURES, HIDDEN = 8, 32, 64
-MOST_NEIGHBOURS = 30  # that are drawn
+MOST_NEIGHBORS = 30  # that are drawn
 
 
 @dataclass(frozen=True)
@@ -43,15 +43,15 @@ class Node:
     Attributes:
         number, label: which one it is, and its true class.
         eager, accelerated: float32 [classes], how probable each class is to either model.
-        neighbours: their numbers, at most `MOST_NEIGHBOURS`.
-        degree: how many neighbours it has in all.
+        neighbors: their numbers, at most `MOST_NEIGHBORS`.
+        degree: how many neighbors it has in all.
     """
 
     number: int
     label: int
     eager: Tensor
     accelerated: Tensor
-    neighbours: list[int]
+    neighbors: list[int]
     degree: int
 
 
@@ -107,9 +107,9 @@ def look(explorer: Explorer, number: int) -> Node:
     eager, accelerated = (
         classify(model, data)[number] for model in (explorer.pair.eager, explorer.pair.accelerated)
     )
-    neighbours = data.edge_index[0][data.edge_index[1] == number].unique().tolist()
+    neighbors = data.edge_index[0][data.edge_index[1] == number].unique().tolist()
     return Node(
-        number, int(data.y[number]), eager, accelerated, neighbours[:MOST_NEIGHBOURS], len(neighbours)
+        number, int(data.y[number]), eager, accelerated, neighbors[:MOST_NEIGHBORS], len(neighbors)
     )
 
 

@@ -16,8 +16,8 @@ from hf_cpu_accel.serve.space import Results, run, table, with_clear_errors
 
 def code(dtype: str) -> str:
     return (
-        'recogniser = pipeline("automatic-speech-recognition", "openai/whisper-tiny", device="cpu")\n'
-        f'accelerate_for_cpu(recogniser, dtype="{dtype}")'
+        'recognizer = pipeline("automatic-speech-recognition", "openai/whisper-tiny", device="cpu")\n'
+        f'accelerate_for_cpu(recognizer, dtype="{dtype}")'
     )
 
 

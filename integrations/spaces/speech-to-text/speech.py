@@ -62,11 +62,11 @@ def heard(recording: tuple[int, NDArray] | None) -> NDArray[np.float32]:
     return resample_poly(samples, RATE // common, rate // common).astype(np.float32)
 
 
-def transcribe(recogniser: Pipeline, samples: NDArray[np.float32]) -> str:
+def transcribe(recognizer: Pipeline, samples: NDArray[np.float32]) -> str:
     """What is said in float32 [samples]."""
     sound = {"raw": samples, "sampling_rate": RATE}  # the pipeline takes what is in it out of it
-    most = min(MOST_TOKENS, recogniser.model.config.max_target_positions // 2)
-    return recogniser(sound, generate_kwargs={"max_new_tokens": most})["text"].strip()
+    most = min(MOST_TOKENS, recognizer.model.config.max_target_positions // 2)
+    return recognizer(sound, generate_kwargs={"max_new_tokens": most})["text"].strip()
 
 
 def measure(pair: Pair[Pipeline], samples: NDArray[np.float32]) -> Comparison:

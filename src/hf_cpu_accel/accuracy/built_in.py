@@ -88,12 +88,12 @@ def _ids(model: nn.Module, config: Any, length: int, generator: torch.Generator)
 
 
 def _image(config: Any, generator: torch.Generator) -> Tensor:
-    """[1, channels, height, width]: few random colours, with what lies between them, and a little noise."""
+    """[1, channels, height, width]: few random colors, with what lies between them, and a little noise."""
     side = _field(config, "image_size") or _IMAGE
     height, width = side if isinstance(side, list | tuple) else (side, side)
     channels = _field(config, "num_channels") or 3
-    colours = torch.randn(1, channels, 8, 8, generator=generator)
-    smooth = torch.nn.functional.interpolate(colours, (height, width), mode="bicubic")
+    colors = torch.randn(1, channels, 8, 8, generator=generator)
+    smooth = torch.nn.functional.interpolate(colors, (height, width), mode="bicubic")
     return smooth + 0.05 * torch.randn(smooth.shape, generator=generator)
 
 

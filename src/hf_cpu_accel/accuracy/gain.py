@@ -32,7 +32,7 @@ def with_gain(plan: Plan, model: nn.Module) -> Plan:
         "bytes of weights for each token" if generates(model) else "products by the instructions of this CPU"
     )
     note = (
-        f"accuracy=0.99 would use {dtype} where that keeps it, up to {times:.1f}x as fast as {plan.dtype} (modelled from "
+        f"accuracy=0.99 would use {dtype} where that keeps it, up to {times:.1f}x as fast as {plan.dtype} (modeled from "
         f"the {what}, not measured here)"
     )
     return dataclasses.replace(plan, notes=(*plan.notes, note))

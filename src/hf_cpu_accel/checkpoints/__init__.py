@@ -1,1 +1,1 @@
-"""Quantised weights as other tools store them, read into affine groups (packing/affine.py) without rounding."""
+"""Quantized weights as other tools store them, read into affine groups (packing/affine.py) without rounding."""

@@ -67,7 +67,7 @@ class AwqCheckpoint:
     is_gemv: bool
 
     marks: ClassVar[tuple[str, ...]] = ("qweight", "qzeros", "scales")
-    not_honoured: ClassVar[tuple[str, ...]] = ()
+    not_honored: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> AwqCheckpoint:

@@ -22,7 +22,7 @@ _CPU_ROWS = 32  # output features of a block in bitsandbytes' own order for the 
 
 
 def read(module: nn.Module) -> StoredWeight | None:
-    """A `Linear4bit` or `Linear8bitLt` that holds a quantised weight."""
+    """A `Linear4bit` or `Linear8bitLt` that holds a quantized weight."""
     host = sys.modules.get("bitsandbytes.nn.modules")
     if host is None:
         return None
@@ -33,7 +33,7 @@ def read(module: nn.Module) -> StoredWeight | None:
 
 def _of_levels(module: Any) -> StoredWeight | None:
     weight, state = module.weight, getattr(module.weight, "quant_state", None) or module.quant_state
-    if state is None:  # it quantises when it is moved to its device
+    if state is None:  # it quantizes when it is moved to its device
         return None
     out_features, in_features = state.shape
     group = holding_group(state.blocksize, in_features)
@@ -101,7 +101,7 @@ def _block_magnitudes(state: Any) -> Tensor:
         return state.absmax.T.float().reshape(-1)
     if not state.nested:
         return state.absmax.float().reshape(-1)
-    inner = state.state2  # these numbers are quantised themselves, in blocks of 256
+    inner = state.state2  # these numbers are quantized themselves, in blocks of 256
     sizes = inner.absmax.float().repeat_interleave(inner.blocksize)[: state.absmax.numel()]
     return inner.code.float()[state.absmax.reshape(-1).int()] * sizes + state.offset
 
@@ -112,7 +112,7 @@ def _of_rows(module: Any) -> StoredWeight | None:
         getattr(weight, name) if getattr(weight, name, None) is not None else getattr(state, name)
         for name in ("SCB", "CB")
     )
-    if scales is None or weight.dtype is not torch.int8:  # it quantises when it is moved, or in each call
+    if scales is None or weight.dtype is not torch.int8:  # it quantizes when it is moved, or in each call
         return None
     out_features, in_features = weight.shape
     group = holding_group(in_features, in_features) or 64

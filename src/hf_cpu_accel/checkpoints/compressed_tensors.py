@@ -84,7 +84,7 @@ class CompressedTensorsLayout(IntegerLayout):
 
 @dataclass(frozen=True)
 class Scheme:
-    """How the weights of some linears are quantised.
+    """How the weights of some linears are quantized.
 
     Attributes:
         targets: names of classes, paths, or patterns after "re:".
@@ -144,8 +144,8 @@ class CompressedTensorsCheckpoint:
 
     Attributes:
         schemes: the first that is for a linear is its.
-        ignored: which linears are not quantised, as in `Scheme.targets`.
-        has_cache_scheme: whether keys and values are to be quantised, too.
+        ignored: which linears are not quantized, as in `Scheme.targets`.
+        has_cache_scheme: whether keys and values are to be quantized, too.
     """
 
     schemes: tuple[Scheme, ...]
@@ -179,9 +179,9 @@ class CompressedTensorsCheckpoint:
         return cls(schemes, tuple(config.get("ignore") or ()), bool(config.get("kv_cache_scheme")))
 
     @property
-    def not_honoured(self) -> tuple[str, ...]:
+    def not_honored(self) -> tuple[str, ...]:
         asked = {f"activations in {scheme.activations} bits" for scheme in self.schemes if scheme.activations}
-        return (*sorted(asked), *(["a quantised cache of keys and values"] if self.has_cache_scheme else ()))
+        return (*sorted(asked), *(["a quantized cache of keys and values"] if self.has_cache_scheme else ()))
 
     def layout(self, path: str, out_features: int, in_features: int, tensors: Tensors) -> Layout | None:
         """How the linear at `path` is stored; None if it has a plain weight.
@@ -196,7 +196,7 @@ class CompressedTensorsCheckpoint:
         scheme = next((s for s in self.schemes if _matches(path, s.targets)), None)
         if scheme is None or _matches(path, self.ignored, is_linear=False):
             raise UnreadableCheckpoint(
-                f"{path} is quantised in the file, and its config has no scheme for it"
+                f"{path} is quantized in the file, and its config has no scheme for it"
             )
         shape = (out_features, in_features)
         if not scheme.is_float:

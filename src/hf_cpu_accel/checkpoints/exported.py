@@ -1,4 +1,4 @@
-"""Graphs that torch's or torchao's PT2E flow has quantised: which they are, and the linears that are made of them.
+"""Graphs that torch's or torchao's PT2E flow has quantized: which they are, and the linears that are made of them.
 
 Weights are numbers of 8 bits that the graph widens before each product; activations are rounded to 8 bits and widened again.
 """
@@ -20,7 +20,7 @@ def is_rounding(target: object, name: str = "") -> bool:
     return str(target).startswith(f"quantized_decomposed.{name}")
 
 
-def is_quantised_graph(module: nn.Module) -> TypeGuard[GraphModule]:
+def is_quantized_graph(module: nn.Module) -> TypeGuard[GraphModule]:
     """Whether `module` is a graph that widens what is in 8 bits. Such a graph has no modes, whatever its flag says."""
     return isinstance(module, GraphModule) and any(
         is_rounding(node.target, "dequantize_per") for node in module.graph.nodes

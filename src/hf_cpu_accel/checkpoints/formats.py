@@ -1,4 +1,4 @@
-"""The kinds of quantised checkpoints that are read, by the `quant_method` in their config."""
+"""The kinds of quantized checkpoints that are read, by the `quant_method` in their config."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ class Checkpoint(Protocol):
     """What a config says of all linears.
 
     Attributes:
-        marks: names of tensors by which a linear shows that it is quantised.
-        not_honoured: what the config asks for besides the weights, and is not done, in words.
+        marks: names of tensors by which a linear shows that it is quantized.
+        not_honored: what the config asks for besides the weights, and is not done, in words.
     """
 
     @property
     def marks(self) -> tuple[str, ...]: ...
 
     @property
-    def not_honoured(self) -> tuple[str, ...]: ...
+    def not_honored(self) -> tuple[str, ...]: ...
 
     def layout(self, path: str, out_features: int, in_features: int, tensors: Tensors) -> Layout | None:
         """How the linear at `path` is stored; None if it has a plain weight."""

@@ -47,7 +47,7 @@ class Fp8Checkpoint:
     block: tuple[int, int] | None
 
     marks: ClassVar[tuple[str, ...]] = ("weight_scale_inv",)
-    not_honoured: ClassVar[tuple[str, ...]] = ("activations in 8 bits",)
+    not_honored: ClassVar[tuple[str, ...]] = ("activations in 8 bits",)
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Fp8Checkpoint:

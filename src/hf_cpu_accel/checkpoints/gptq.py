@@ -74,7 +74,7 @@ class GptqCheckpoint:
     has_exceptions: bool
 
     marks: ClassVar[tuple[str, ...]] = ("qweight", "qzeros", "scales", "g_idx")
-    not_honoured: ClassVar[tuple[str, ...]] = ()
+    not_honored: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> GptqCheckpoint:

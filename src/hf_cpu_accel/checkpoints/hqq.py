@@ -20,7 +20,7 @@ _FIELDS = {"8bit_u8": (8, 1), "4bit_u8": (4, 2), "3bit_32": (3, 10), "2bit_u8": 
 
 
 def read(module: nn.Module) -> StoredWeight | None:
-    """An `HQQLinear` that holds a quantised weight."""
+    """An `HQQLinear` that holds a quantized weight."""
     host = sys.modules.get("hqq.core.quantize")
     if host is None or not isinstance(module, host.HQQLinear) or module.W_q is None or module.meta is None:
         return None
@@ -51,7 +51,7 @@ def read(module: nn.Module) -> StoredWeight | None:
 
     refusal = None
     if meta.get("quant_scale") or meta.get("quant_zero"):
-        refusal = "HQQ: its scales or zeros are quantised themselves"
+        refusal = "HQQ: its scales or zeros are quantized themselves"
     elif group is None:
         refusal = f"HQQ: {in_features} input features in groups of {width}: groups of a row share no scale"
     dtype = linear.compute_dtype

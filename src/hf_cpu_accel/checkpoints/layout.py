@@ -19,7 +19,7 @@ Tensors = Mapping[str, Tensor]
 
 
 class UnreadableCheckpoint(ValueError):
-    """A quantised checkpoint that is damaged, or stored in a way that is not known. Nothing is loaded of it."""
+    """A quantized checkpoint that is damaged, or stored in a way that is not known. Nothing is loaded of it."""
 
 
 @dataclass(frozen=True)

@@ -34,8 +34,8 @@ def _nearest_grid(table: tuple[float, ...]) -> tuple[list[int], float, float]:
     steps = (levels - least) / (most - least) * _STEPS[:, None]
     q = (steps[:, None] + _STARTS[:, None]).round().clamp_(0, 255).flatten(0, 1)
     # The line through the points (q, level) with the least squares, for each candidate.
-    centred, rise = q - q.mean(dim=1, keepdim=True), levels - levels.mean()
-    step = (centred * rise).sum(dim=1) / centred.square().sum(dim=1)
+    centered, rise = q - q.mean(dim=1, keepdim=True), levels - levels.mean()
+    step = (centered * rise).sum(dim=1) / centered.square().sum(dim=1)
     start = levels.mean() - step * q.mean(dim=1)
     off = (step[:, None] * q + start[:, None] - levels).square().sum(dim=1)
     best = int(off.argmin())

@@ -1,7 +1,7 @@
-"""Linears whose weight is stored quantised, by whom it was loaded, and how it becomes a packed weight without rounding, or with the
+"""Linears whose weight is stored quantized, by whom it was loaded, and how it becomes a packed weight without rounding, or with the
 least that affine groups allow.
 
-Hosts load such checkpoints into classes of modules or tensors of their own. They are recognised by these classes, which exist only
+Hosts load such checkpoints into classes of modules or tensors of their own. They are recognized by these classes, which exist only
 where the host has been imported: nothing is imported here. Where no host has such a class without a package more, `StoredLinear`
 is it.
 """
@@ -32,7 +32,7 @@ _ROWS_AT_ONCE = 32 * PANEL_FEATURES
 
 
 def stored_weight(module: nn.Module) -> StoredWeight | None:
-    """Of a linear that holds a quantised weight; None if `module` is something else."""
+    """Of a linear that holds a quantized weight; None if `module` is something else."""
     for reader in _READERS:
         found = reader(module)
         if found is not None:
@@ -41,7 +41,7 @@ def stored_weight(module: nn.Module) -> StoredWeight | None:
 
 
 def is_stored(module: nn.Module, name: str) -> bool:
-    """Whether the parameter `name` of `module` holds a quantised weight, alone or together with others."""
+    """Whether the parameter `name` of `module` holds a quantized weight, alone or together with others."""
     if name not in module._parameters or (parameter := module._parameters[name]) is None:
         return False
     if isinstance(module, StoredLinear):  # without the order of its inputs, which has to be sorted
@@ -93,12 +93,12 @@ def rounding_error(weight: StoredWeight) -> float:
 
 
 def in_floats(module: nn.Module, name: str, tensor: Tensor, *, with_stored: bool = False) -> Tensor:
-    """A parameter or buffer of `module`: where it is a quantised table, or experts of MXFP4, the numbers that its integers stand
+    """A parameter or buffer of `module`: where it is a quantized table, or experts of MXFP4, the numbers that its integers stand
     for, else as it is.
 
     Args:
         name: its path.
-        with_stored: whether a quantised weight comes as it is, too.
+        with_stored: whether a quantized weight comes as it is, too.
 
     Raises:
         ValueError: it is one that nothing has packed.
@@ -111,7 +111,7 @@ def in_floats(module: nn.Module, name: str, tensor: Tensor, *, with_stored: bool
             return tensor
         form = type(tensor).__name__ if weight is None else weight.form
         raise ValueError(
-            f"{name} is of a quantised weight that is not packed ({form}), so it cannot be written packed"
+            f"{name} is of a quantized weight that is not packed ({form}), so it cannot be written packed"
         )
     host = sys.modules.get("transformers.integrations.gguf.utils")
     if tensor.is_floating_point() or host is None or not isinstance(tensor, nn.Parameter):

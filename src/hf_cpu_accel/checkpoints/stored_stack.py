@@ -1,4 +1,4 @@
-"""Experts whose weights a checkpoint stores quantised: parameters over what its file holds."""
+"""Experts whose weights a checkpoint stores quantized: parameters over what its file holds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is held of one linear whose weight was quantised before it came to us."""
+"""What is held of one linear whose weight was quantized before it came to us."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def read(module: nn.Module) -> StoredWeight | None:
     if getattr(weight, "act_pre_scale", None) is not None:
         refusal = f"{form}: its input is scaled"
     elif getattr(weight, "act_mapping_type", None) is not None:
-        refusal = f"{form}: in the order of a kernel for quantised inputs"
+        refusal = f"{form}: in the order of a kernel for quantized inputs"
     elif group is None:
         refusal = f"{form}: groups of {given} input features"
     held = 4 if bits <= 4 else 8

@@ -1,4 +1,4 @@
-"""`hf-cpu-accel compile`: what the compiled tier makes of a model, and the artefacts for later starts."""
+"""`hf-cpu-accel compile`: what the compiled tier makes of a model, and the artifacts for later starts."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def compile_model(
     bundle: Annotated[
         Path | None,
         typer.Option(
-            help="Copy the artefacts into this folder, for machines of the same kind.", show_default=False
+            help="Copy the artifacts into this folder, for machines of the same kind.", show_default=False
         ),
     ] = None,
     random_config: Annotated[str | None, options.random_config()] = None,
@@ -42,7 +42,7 @@ def compile_model(
         int | None, options.threads("Threads, which the code is made for [default: what doctor says].")
     ] = None,
 ) -> None:
-    """Compile what module rules leave of a text encoder, tell what came of it, and keep the artefacts for later processes.
+    """Compile what module rules leave of a text encoder, tell what came of it, and keep the artifacts for later processes.
 
     hf-cpu-accel compile --random-config deberta-v3-small --report
     """
@@ -107,7 +107,7 @@ def compile_model(
 
 
 def _table(regions: Sequence[CompiledRegion]) -> object:
-    from hf_cpu_accel.cli.tables import coloured_ratio, results_table
+    from hf_cpu_accel.cli.tables import colored_ratio, results_table
 
     out = results_table(("region", "blocks", "state", "of tier 1", "graphs", "from disk", "CPU-s", "because"))
     for region in regions:
@@ -115,7 +115,7 @@ def _table(regions: Sequence[CompiledRegion]) -> object:
             region.name,
             str(region.blocks),
             region.state,
-            ", ".join(coloured_ratio(gain) for gain in region.gains) or "-",
+            ", ".join(colored_ratio(gain) for gain in region.gains) or "-",
             str(region.graphs),
             str(region.cached),
             f"{region.cpu_seconds:.1f}",

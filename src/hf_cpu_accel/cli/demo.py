@@ -117,7 +117,7 @@ def _print_restored(console: Console, identical: bool) -> None:
 
 def _comparison(results: Sequence[Result]) -> Table:
     from hf_cpu_accel.cli.demo_measure import EAGER
-    from hf_cpu_accel.cli.tables import coloured_ratio, milliseconds, results_table
+    from hf_cpu_accel.cli.tables import colored_ratio, milliseconds, results_table
 
     headings = (
         "system",
@@ -134,9 +134,9 @@ def _comparison(results: Sequence[Result]) -> Table:
         out.add_row(
             result.system,
             milliseconds(result.latency),
-            "1.00x" if eager else coloured_ratio(result.latency_speedup),
+            "1.00x" if eager else colored_ratio(result.latency_speedup),
             f"{result.throughput:.0f}",
-            "1.00x" if eager else coloured_ratio(result.throughput_speedup),
+            "1.00x" if eager else colored_ratio(result.throughput_speedup),
             "-" if eager else f"{result.agreement.worst_cosine:.5f}",
             "-" if eager else f"{result.spearman:.5f}",
         )

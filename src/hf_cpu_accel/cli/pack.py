@@ -104,7 +104,7 @@ def load(model: str) -> Any:
     from transformers import AutoConfig
 
     from hf_cpu_accel.cli.loading import blocks_of
-    from hf_cpu_accel.frontends.quantised_folders import METHODS, weights_as_stored
+    from hf_cpu_accel.frontends.quantized_folders import METHODS, weights_as_stored
 
     blocks = blocks_of(model, "AutoModelForCausalLM")
     if blocks is not None:
@@ -112,7 +112,7 @@ def load(model: str) -> Any:
     config = AutoConfig.from_pretrained(model)
     said = getattr(config, "quantization_config", None)
     if said is not None and said.get("quant_method") not in METHODS:
-        raise ValueError("its weights are quantised already: pack the checkpoint that they were made of")
+        raise ValueError("its weights are quantized already: pack the checkpoint that they were made of")
     named = (config.architectures or ["AutoModel"])[0]
     cls = getattr(transformers, named, transformers.AutoModel)
     with weights_as_stored():

@@ -74,7 +74,7 @@ def serve(
 ) -> None:
     """Serve accelerated models over HTTP.
 
-    Embedding models, classifiers, language models and speech recognisers, by the endpoints of text-embeddings-inference and OpenAI.
+    Embedding models, classifiers, language models and speech recognizers, by the endpoints of text-embeddings-inference and OpenAI.
     Examples:
 
     hf-cpu-accel serve sentence-transformers/all-MiniLM-L6-v2 --dtype int8

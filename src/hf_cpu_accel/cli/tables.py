@@ -39,13 +39,13 @@ def interval(seconds: Estimate) -> str:
 
 
 def ratio_text(ratio: float | None) -> str:
-    """`1.25x`; "slower" in words where it is below one, since colour is lost in a pasted table; `-` if unknown."""
+    """`1.25x`; "slower" in words where it is below one, since color is lost in a pasted table; `-` if unknown."""
     if ratio is None:
         return "-"
     return f"{ratio:.2f}x" + (" slower" if ratio < 1 else "")
 
 
-def coloured_ratio(ratio: float) -> str:
+def colored_ratio(ratio: float) -> str:
     """`ratio_text` in rich's markup, green or red."""
-    colour = "red" if ratio < 1 else "green"
-    return f"[{colour}]{ratio_text(ratio)}[/{colour}]"
+    color = "red" if ratio < 1 else "green"
+    return f"[{color}]{ratio_text(ratio)}[/{color}]"

@@ -98,8 +98,8 @@ def patch_loader(owner: type, patches: HostPatches) -> None:
 def _check(loading: _Loading, given: Mapping[str, Any]) -> None:
     model, state = given.get("model"), given.get("state_dict")
     files = given.get("checkpoint_files", given.get("resolved_model_file"))
-    quantiser = given.get("hf_quantizer") or getattr(given.get("load_config"), "hf_quantizer", None)
-    if not isinstance(model, nn.Module) or not (state or files) or quantiser is not None:
+    quantizer = given.get("hf_quantizer") or getattr(given.get("load_config"), "hf_quantizer", None)
+    if not isinstance(model, nn.Module) or not (state or files) or quantizer is not None:
         return
     dtype = plans.make(loading.config, model, threads=1, thread_reason="").dtype
     stored = _tensors_of(state) if state else stored_tensors(files)

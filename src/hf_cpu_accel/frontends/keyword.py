@@ -26,7 +26,7 @@ from hf_cpu_accel.config import CPUAccelConfig
 from hf_cpu_accel.frontends import gguf, mxfp4, packed_saving
 from hf_cpu_accel.frontends.forecast import forecasting, patch_loader
 from hf_cpu_accel.frontends.placement import KEYWORD, check_placement, without_strategy
-from hf_cpu_accel.frontends.quantised_folders import patch_quantizer_choice, weights_as_stored
+from hf_cpu_accel.frontends.quantized_folders import patch_quantizer_choice, weights_as_stored
 from hf_cpu_accel.runtime.fork import new_reentrant_lock
 
 if TYPE_CHECKING:
@@ -160,7 +160,7 @@ def _patch_save_pretrained(owner: type, patches: HostPatches) -> None:
 
 
 def patch_models(module: ModuleType, patches: HostPatches) -> None:
-    """transformers.modeling_utils: `PreTrainedModel.from_pretrained`, of all model classes, and who loads quantised weights."""
+    """transformers.modeling_utils: `PreTrainedModel.from_pretrained`, of all model classes, and who loads quantized weights."""
     _patch_from_pretrained(module.PreTrainedModel, patches)
     patch_loader(module.PreTrainedModel, patches)
     _patch_save_pretrained(module.PreTrainedModel, patches)

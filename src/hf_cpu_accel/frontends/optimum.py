@@ -25,7 +25,7 @@ from hf_cpu_accel.frontends.keyword import cpu_config, examples_in
 from hf_cpu_accel.frontends.optimum_arguments import check_device, in_our_words
 from hf_cpu_accel.frontends.optimum_saving import Saved
 from hf_cpu_accel.frontends.placement import check_placement, without_strategy
-from hf_cpu_accel.frontends.quantised_folders import weights_as_stored
+from hf_cpu_accel.frontends.quantized_folders import weights_as_stored
 from hf_cpu_accel.frontends.tasks import CLASS_NAMES, TASKS, Task
 from hf_cpu_accel.hosts.find import Root
 from hf_cpu_accel.patching.acceleration import acceleration_of

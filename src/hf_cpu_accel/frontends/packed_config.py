@@ -31,7 +31,7 @@ class PackedFields:
 
 
 class ChecksFields:
-    """A quantiser of such a config."""
+    """A quantizer of such a config."""
 
     quantization_config: Any
 

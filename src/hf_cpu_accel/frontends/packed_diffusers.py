@@ -1,4 +1,4 @@
-"""How diffusers loads a packed folder: by the quantiser for `quant_method: "cpu_accel"`. Importing this imports diffusers."""
+"""How diffusers loads a packed folder: by the quantizer for `quant_method: "cpu_accel"`. Importing this imports diffusers."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class PackedLoading:
     """The loading of one model.
 
     Between `begin` and `finish` the parameters that are packed are no parameters of the model, so that they are neither allocated
-    nor initialised.
+    nor initialized.
     """
 
     def __init__(self, file: PackedModelFile) -> None:

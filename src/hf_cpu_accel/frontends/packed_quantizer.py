@@ -1,4 +1,4 @@
-"""How transformers loads a packed folder: by the quantiser for `quant_method: "cpu_accel"`. Importing this imports transformers."""
+"""How transformers loads a packed folder: by the quantizer for `quant_method: "cpu_accel"`. Importing this imports transformers."""
 
 from __future__ import annotations
 

@@ -144,9 +144,9 @@ def _with_numbers(model: Any) -> Iterator[None]:
 @contextmanager
 def _as_a_checkpoint(model: Any) -> Iterator[None]:
     """Inside, nothing of `model` says that it came from a packed folder."""
-    quantiser, config = _quantiser_of(model), vars(model.config) if hasattr(model, "config") else {}
+    quantizer, config = _quantizer_of(model), vars(model.config) if hasattr(model, "config") else {}
     said = config.get("quantization_config")
-    if quantiser is None:
+    if quantizer is None:
         yield
         return
     try:
@@ -154,14 +154,14 @@ def _as_a_checkpoint(model: Any) -> Iterator[None]:
         config.pop("quantization_config", None)
         yield
     finally:
-        model.hf_quantizer = quantiser
+        model.hf_quantizer = quantizer
         config["quantization_config"] = said
 
 
-def _quantiser_of(model: Any) -> Any:
-    """The quantiser of ours that loaded the model, or None."""
-    quantiser = vars(model).get("hf_quantizer")
-    return quantiser if getattr(quantiser, "reads_packed_folders", False) else None
+def _quantizer_of(model: Any) -> Any:
+    """The quantizer of ours that loaded the model, or None."""
+    quantizer = vars(model).get("hf_quantizer")
+    return quantizer if getattr(quantizer, "reads_packed_folders", False) else None
 
 
 def save_packed(model: Any, folder: str | Path) -> int:

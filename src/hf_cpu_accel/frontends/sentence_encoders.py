@@ -35,10 +35,10 @@ def _patch_init(name: str) -> Patch:
         wrapped = with_keyword(function, patches, functools.partial(_make, function))
 
         @functools.wraps(wrapped)
-        def initialise(self: Any, *args: Any, **kwargs: Any) -> None:
+        def initialize(self: Any, *args: Any, **kwargs: Any) -> None:
             wrapped(self, *args, **(_with_one_keyword(kwargs) if patches.active else kwargs))
 
-        patches.replace(owner, "__init__", initialise)
+        patches.replace(owner, "__init__", initialize)
 
     return patch
 
@@ -57,7 +57,7 @@ def _with_one_keyword(kwargs: dict[str, Any]) -> dict[str, Any]:
 
 
 def _make(
-    initialise: Callable[..., None],
+    initialize: Callable[..., None],
     accelerate: Callable[[Any], Any],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
@@ -71,7 +71,7 @@ def _make(
     check_placement(kwargs.get("device"), device_map)
     if kwargs.get("device") is None and device_map is None:
         kwargs = {**kwargs, "device": "cpu"}  # the default would be the first accelerator of the machine
-    initialise(*args, **kwargs)
+    initialize(*args, **kwargs)
     # It puts itself in eval mode when it encodes; pooling and the like come in training mode.
     accelerate(args[0].eval())
 

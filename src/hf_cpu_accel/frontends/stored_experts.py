@@ -1,4 +1,4 @@
-"""Experts that a file has one by one, quantised, and transformers in one parameter for all of them.
+"""Experts that a file has one by one, quantized, and transformers in one parameter for all of them.
 
 Its converters join plain weights only. So a linear of ours waits for each of them under the name that it has in the file, and when
 all are loaded, a parameter over their tensors takes their place.
@@ -33,7 +33,7 @@ class JoinedExperts:
 def put_linears(
     model: Any, stored: Mapping[str, dict[str, Tensor]], checkpoint: Checkpoint
 ) -> list[JoinedExperts]:
-    """Have linears wait for experts that are quantised in the files, in the place of the parameters of these.
+    """Have linears wait for experts that are quantized in the files, in the place of the parameters of these.
 
     Raises:
         UnreadableCheckpoint: some of them are missing, or have other shapes.
@@ -50,7 +50,7 @@ def put_linears(
             for part, at in zip(parts, row, strict=True):
                 layout = checkpoint.layout(at, rows // len(parts), columns, stored.get(at, {}))
                 if layout is None:
-                    raise UnreadableCheckpoint(f"{at} is not quantised, and others of these experts are")
+                    raise UnreadableCheckpoint(f"{at} is not quantized, and others of these experts are")
                 container = module._modules.setdefault(str(number), nn.Module())
                 container.add_module(part, StoredLinear(layout, None))
                 container._is_hf_initialized = True

@@ -1,4 +1,4 @@
-"""The quantiser by which transformers loads a folder of another tool as it is stored. Importing this imports transformers."""
+"""The quantizer by which transformers loads a folder of another tool as it is stored. Importing this imports transformers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from hf_cpu_accel.checkpoints.layout import UnreadableCheckpoint
 from hf_cpu_accel.checkpoints.stored_linear import StoredLinear
 from hf_cpu_accel.frontends.stored_experts import JoinedExperts, join_linears, put_linears
 
-# What files hold besides weights, for kernels that quantise activations and caches.
+# What files hold besides weights, for kernels that quantize activations and caches.
 _UNUSED = r"\.(input_scale|input_zero_point|input_global_scale|output_scale|[kqv]_scale|activation_scale|weight_zero_point)$"
 
 
@@ -36,13 +36,13 @@ class StoredConfig(QuantizationConfigMixin):
 
 
 class StoredQuantizer(HfQuantizer):
-    """Puts a `StoredLinear` in the place of each linear that is quantised in the files, and has transformers load these.
+    """Puts a `StoredLinear` in the place of each linear that is quantized in the files, and has transformers load these.
 
     Raises:
         UnreadableCheckpoint: the config or the files are damaged, or in a form that is not known. Nothing is loaded then.
     """
 
-    requires_calibration = True  # it loads what others quantised
+    requires_calibration = True  # it loads what others quantized
     _checkpoint: Checkpoint
     _joined: list[JoinedExperts]
 
@@ -65,13 +65,13 @@ class StoredQuantizer(HfQuantizer):
             found = sorted(set(tensors) & set(self._checkpoint.marks))
             if found and layouts.get(path) is None and not path.startswith(experts):
                 raise UnreadableCheckpoint(
-                    f"{path}.{found[0]} is quantised, and the model has no linear there"
+                    f"{path}.{found[0]} is quantized, and the model has no linear there"
                 )
         for path, layout in layouts.items():
             if layout is not None:
                 if f"{path}.weight" in model.all_tied_weights_keys:
                     raise UnreadableCheckpoint(
-                        f"{path} is quantised, and the config makes its weight that of another"
+                        f"{path} is quantized, and the config makes its weight that of another"
                     )
                 bias = model.get_submodule(path)._parameters["bias"]
                 model.set_submodule(path, StoredLinear(layout, bias))
@@ -90,9 +90,9 @@ class StoredQuantizer(HfQuantizer):
                 except UnreadableCheckpoint as error:
                     raise UnreadableCheckpoint(f"{path}: {error}") from None
         join_linears(model, self._joined)
-        for said in self._checkpoint.not_honoured:
+        for said in self._checkpoint.not_honored:
             warnings.warn(
-                f"{model.name_or_path}: the file asks for {said}, which is left out: only weights are quantised here",
+                f"{model.name_or_path}: the file asks for {said}, which is left out: only weights are quantized here",
                 stacklevel=2,
             )
 
@@ -148,7 +148,7 @@ def _headers(files: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
 
 
 def _check_plain(model: Any, stored: dict[str, dict[str, Tensor]]) -> None:
-    """What is not quantised is there and has its shape. A head or a pooler may be new where the files are of another class.
+    """What is not quantized is there and has its shape. A head or a pooler may be new where the files are of another class.
 
     Raises:
         UnreadableCheckpoint: it is not.

@@ -19,7 +19,7 @@ class Task:
         outputs: what the forward pass returns, for the class's docstring.
         pipelines: the tasks of `transformers.pipeline` that take the class.
         pipeline_models: name of the table in `transformers.models.auto.modeling_auto` by which these pipelines
-            recognise model classes; None where they do not look (or there are none).
+            recognize model classes; None where they do not look (or there are none).
         aliases: further names of the class, after the prefix: those that another back end of optimum gives it.
     """
 

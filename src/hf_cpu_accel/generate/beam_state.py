@@ -77,9 +77,9 @@ class Beams:
         Returns:
             int64 [batch * beams], which sequence each one goes on from.
         """
-        end, penalised = ends.view(scores.shape).numpy(), scores.numpy()
-        self._run_on(penalised + end.astype(np.float32) * np.float32(_NEVER))
-        self._finish(penalised, end)
+        end, penalized = ends.view(scores.shape).numpy(), scores.numpy()
+        self._run_on(penalized + end.astype(np.float32) * np.float32(_NEVER))
+        self._finish(penalized, end)
         origins = self._origins[:, :, self.length - self.prompt].reshape(-1)
         self.length += 1
         self._look_ahead(end)

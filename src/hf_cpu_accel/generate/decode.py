@@ -90,7 +90,7 @@ def _sampled(scores: Tensor) -> Tensor:
 
 
 def _largest(scores: Tensor) -> Tensor:
-    """int64 [batch], the first of the largest scores [batch, vocabulary]: NumPy's is vectorised and takes 1/20 of torch.argmax."""
+    """int64 [batch], the first of the largest scores [batch, vocabulary]: NumPy's is vectorized and takes 1/20 of torch.argmax."""
     if scores.dtype is not torch.float32:  # what processors of the user may make of them
         return torch.argmax(scores, dim=-1)
     return torch.from_numpy(scores.numpy().argmax(axis=-1))

@@ -46,7 +46,7 @@ def states_of(cache: Any, index: int, sizes: StateSizes, batch: int, dtype: torc
     layer = _layer_of(cache, index)
     if layer is None:
         return None
-    _initialise(layer, sizes, batch, dtype)
+    _initialize(layer, sizes, batch, dtype)
     states: Any = layer.conv_states[0], layer.recurrent_states[0]
     if not _fit(states, sizes, batch):
         return None
@@ -81,7 +81,7 @@ def _layer_of(cache: Any, index: int) -> LinearAttentionLayer | None:
     return None if layer.record_past or layer.number_of_states != 1 else layer
 
 
-def _initialise(layer: LinearAttentionLayer, sizes: StateSizes, batch: int, dtype: torch.dtype) -> None:
+def _initialize(layer: LinearAttentionLayer, sizes: StateSizes, batch: int, dtype: torch.dtype) -> None:
     if layer.is_conv_states_initialized[0]:
         return
     with outside_inference_mode():

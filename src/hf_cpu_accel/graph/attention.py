@@ -1,4 +1,4 @@
-"""Forwards of the layers that weigh neighbours by attention."""
+"""Forwards of the layers that weigh neighbors by attention."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Forwards of the layers that do more around `propagate` than it knows: normalise, transform before or after the sum.
+"""Forwards of the layers that do more around `propagate` than it knows: normalize, transform before or after the sum.
 
 Each is for a layer class whose own `forward` it equals; what a layer was asked for beyond it goes to that `forward`.
 """
@@ -30,7 +30,7 @@ def _is_plain_weight(weight: Any, edge_index: Any, x: Tensor) -> bool:
 
 
 def gcn(conv: GCNConv, propagate: FastPropagate, x: Any, edge_index: Any, edge_weight: Any = None) -> Any:
-    """The normalisation depends on the graph alone, and is kept with it."""
+    """The normalization depends on the graph alone, and is kept with it."""
     # What `improved` does to edges without weights has changed between versions.
     if (
         not isinstance(x, Tensor)
@@ -52,7 +52,7 @@ def gcn(conv: GCNConv, propagate: FastPropagate, x: Any, edge_index: Any, edge_w
     return aggregate(graph[0], dense(x, conv.lin.weight), "sum", value, bias=bias)
 
 
-def _neighbours_and_root(
+def _neighbors_and_root(
     conv: MessagePassing,
     propagate: FastPropagate,
     x: Any,
@@ -81,7 +81,7 @@ def sage(conv: SAGEConv, propagate: FastPropagate, x: Any, edge_index: Any, size
         if not isinstance(x, Tensor):
             return NotImplemented
         x = (conv.lin(x).relu(), x)
-    output = _neighbours_and_root(
+    output = _neighbors_and_root(
         conv, propagate, x, edge_index, size, (conv.lin_l, conv.lin_r if conv.root_weight else None)
     )
     if conv.normalize and output is not NotImplemented:
@@ -99,7 +99,7 @@ def graph_conv(
 ) -> Any:
     if edge_weight is not None:
         return NotImplemented
-    return _neighbours_and_root(conv, propagate, x, edge_index, size, (conv.lin_rel, conv.lin_root))
+    return _neighbors_and_root(conv, propagate, x, edge_index, size, (conv.lin_rel, conv.lin_root))
 
 
 def gin(conv: GINConv, propagate: FastPropagate, x: Any, edge_index: Any, size: Any = None) -> Any:

@@ -1,8 +1,8 @@
 """`inference`: the embeddings of all nodes of a graph that is too large to be computed at once, layer by layer and chunk by chunk.
 
-A chunk of nodes needs the features of their neighbours and nothing else, so that each layer is computed for a few thousand nodes at
-a time, on a small graph of those and their neighbours, from features that may be in a file, into features that may be in one.
-Hamilton, Ying & Leskovec 2017, arXiv:1706.02216, section 3.1, is the same with a sample of the neighbours.
+A chunk of nodes needs the features of their neighbors and nothing else, so that each layer is computed for a few thousand nodes at
+a time, on a small graph of those and their neighbors, from features that may be in a file, into features that may be in one.
+Hamilton, Ying & Leskovec 2017, arXiv:1706.02216, section 3.1, is the same with a sample of the neighbors.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def inference(
         x: [N, features]; may be mapped from a file (`torch.from_file`, or `torch.from_numpy` of a `numpy.memmap`): it is read
             a chunk at a time.
         edge_index: [2, E] int64 or int32, sources and targets.
-        batch_size: how many nodes are computed at a time. A few times the features of these and their neighbours are in memory.
+        batch_size: how many nodes are computed at a time. A few times the features of these and their neighbors are in memory.
         processes: how many compute, this one among them, each with its part of torch's threads; the others are forked, and all
             write to one result.
         out: a file that the result is written to and mapped from; what lies between layers is then in files beside it, which

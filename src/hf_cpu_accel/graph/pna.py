@@ -1,4 +1,4 @@
-"""PNAConv: all aggregates of a node's neighbours from one read of their rows. Corso et al. 2020, arXiv:2004.05718.
+"""PNAConv: all aggregates of a node's neighbors from one read of their rows. Corso et al. 2020, arXiv:2004.05718.
 
 The first layer of its `pre_nns` sees cat(x_i, x_j, e_ij). Its weight is split in three, and each part multiplied once per node (or
 edge), which the layer itself does per edge. The first layer of its `post_nns` sees every aggregate times every scale of the degree.

@@ -1,4 +1,4 @@
-"""Other numbers for the nodes, so that neighbours lie near each other in memory: `accelerate_for_cpu(model, reorder="rcm")`.
+"""Other numbers for the nodes, so that neighbors lie near each other in memory: `accelerate_for_cpu(model, reorder="rcm")`.
 
 The features of a model's call are put into the new order and its outputs back into the caller's, once per call and not per layer.
 What it gains is what the graph has of structure and its numbers have not: numbered at random, a mesh of 170,000

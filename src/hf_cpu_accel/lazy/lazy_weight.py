@@ -14,11 +14,11 @@ class LazyWeight(Tensor):
     """What `linear.weight` gives where the weight is packed; read-only, with all its views.
 
     Some models read `linear.weight.dtype` in every forward (T5), so shape, dtype and device must cost nothing. A few
-    compute with the values (MobileBERT's head, Mamba): these are dequantised once and kept in `memo`, so that such a
+    compute with the values (MobileBERT's head, Mamba): these are dequantized once and kept in `memo`, so that such a
     model pays memory for that layer instead of time in every forward.
 
     Args:
-        unpack: makes the dequantised values, of `shape` and `dtype`.
+        unpack: makes the dequantized values, of `shape` and `dtype`.
     """
 
     unpack: Callable[[], Tensor]

@@ -19,14 +19,14 @@ from hf_cpu_accel.ops.values import sampled
 
 T = TypeVar("T")
 
-# Where versions are not counted, tensors up to this many bytes are compared with a copy; larger ones are never recognised.
+# Where versions are not counted, tensors up to this many bytes are compared with a copy; larger ones are never recognized.
 MOST_COPIED = 16 << 20
 _MOST_REMEMBERED = 256
 _SAMPLED = 128  # values
 
 
 class Stamp:
-    """Recognises one tensor: the same object, on the same storage, with the same shape, strides and values.
+    """Recognizes one tensor: the same object, on the same storage, with the same shape, strides and values.
 
     Torch counts the writes to a tensor as its version. Tensors made under `torch.inference_mode` have none: their values are
     compared with a copy. So are those of any tensor with `by_value`, which sees the writes that go past torch's counting, too

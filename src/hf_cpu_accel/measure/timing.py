@@ -1,6 +1,6 @@
 """Interleaved timing and the statistics that go with it.
 
-The clock, the memory and the neighbours of a cloud machine drift by tens of per cent over minutes, so two
+The clock, the memory and the neighbors of a cloud machine drift by tens of per cent over minutes, so two
 systems timed one after the other are not comparable. Here they take turns in short bursts, A B C, then C B A,
 and what is reported is the ratio inside one round.
 """

@@ -2,8 +2,8 @@
 
 Images have their channels last: the op takes and gives [batch, height, width, channels], which is what torch calls channels_last of
 [batch, channels, height, width], from the other side. A patch is a row of kernel height x kernel width x channels, so its weight is
-packed as that of a linear layer, in any kind that it has: float32, bfloat16, and integers, whose input is quantised by patch. In
-int8, images of 64, 128, ... channels are quantised as a whole instead: each pixel once, and not once for each window that sees it.
+packed as that of a linear layer, in any kind that it has: float32, bfloat16, and integers, whose input is quantized by patch. In
+int8, images of 64, 128, ... channels are quantized as a whole instead: each pixel once, and not once for each window that sees it.
 A weight for tiles has 3 x 3 windows computed by tiles of the image, with less than half of the multiplications (winograd.py).
 """
 

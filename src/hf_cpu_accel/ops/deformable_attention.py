@@ -2,7 +2,7 @@
 
     output[b, q, h] = sum over points p of weights[b, q, h, p] * value of the point's image at points[b, q, h, p]
 
-A value between pixels is interpolated from the four around it. The centres of the outermost are half a pixel from the border.
+A value between pixels is interpolated from the four around it. The centers of the outermost are half a pixel from the border.
 What lies outside of an image is 0, and so are points that are no numbers or infinite. Arithmetic is float32 for every dtype.
 """
 

@@ -1,4 +1,4 @@
-"""The input of a transformer encoder in one pass: words, token types and positions looked up, added and normalised.
+"""The input of a transformer encoder in one pass: words, token types and positions looked up, added and normalized.
 
     layer_norm(words[ids] + types[type_ids] + positions[position_ids]) * weight + bias      Devlin et al. 2018, arXiv:1810.04805
 

@@ -43,7 +43,7 @@ class EncoderWeights:
         gated: up is 2I x H, first the features that go through the activation, then those that are multiplied into them (Shazeer
             2020, arXiv:2002.05202), I a multiple of 32.
         activation: one of `ops.linear.ACTIVATIONS`, after `up`.
-        attention_norm: None if nothing is normalised before attention.
+        attention_norm: None if nothing is normalized before attention.
         pre_norm: whether the norms come before attention and FFN, or after the residuals are added.
         bf16_intermediates: hand query, key, value, the attended values and the FFN's intermediate on in bfloat16. What is then
             multiplied by bfloat16 or int8 weights is rounded as coarsely anyway. With int8 weights attention multiplies in

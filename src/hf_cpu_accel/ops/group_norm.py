@@ -1,4 +1,4 @@
-"""group_norm: normalisation of the channels of images in groups, with the SiLU that mostly follows in the same pass over memory.
+"""group_norm: normalization of the channels of images in groups, with the SiLU that mostly follows in the same pass over memory.
 
     (x - mean) / sqrt(var + eps) * weight + bias          Wu & He 2018, arXiv:1803.08494
 

@@ -1,6 +1,6 @@
 """linear: activation(input @ weight^T + bias) + residual, with a packed weight; linear_split: the same in several outputs.
 
-With int8 and int4 weights the input is rotated (rotation.py) and then quantised per row on the fly (W8A8, W4A8) over the row's
+With int8 and int4 weights the input is rotated (rotation.py) and then quantized per row on the fly (W8A8, W4A8) over the row's
 range [min, max], widened to hold 0: scale = (max - min) / 253, values round(x / scale) around a rounded zero point; sums are exact
 in int32, the same on every CPU. With "int8-weight" the input gets 16 bits, symmetrically: in two bytes that are multiplied one
 after the other, or, without VNNI, whole.
@@ -119,7 +119,7 @@ def linear_reference(
     out_features: int,
     activation: str,
 ) -> Tensor:
-    """The op in plain torch: float32 arithmetic on the dequantised weight."""
+    """The op in plain torch: float32 arithmetic on the dequantized weight."""
     dtype = dtype_of(weight)
     full = unpack_linear(PackedWeight(weight, scale, input.shape[-1], out_features, dtype))
     x = input.float()

@@ -86,12 +86,12 @@ def _check(input: Tensor, residual: Tensor | None = None, **vectors: Tensor | No
 
 def layer_norm_reference(input: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
     """The op in plain torch."""
-    return _normalize(input.float(), weight, bias, eps, centred=True).to(input.dtype)
+    return _normalize(input.float(), weight, bias, eps, centered=True).to(input.dtype)
 
 
 def rms_norm_reference(input: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     """The op in plain torch."""
-    return _normalize(input.float(), weight, None, eps, centred=False).to(input.dtype)
+    return _normalize(input.float(), weight, None, eps, centered=False).to(input.dtype)
 
 
 def add_layer_norm_reference(
@@ -99,7 +99,7 @@ def add_layer_norm_reference(
 ) -> tuple[Tensor, Tensor]:
     """The op in plain torch."""
     total = input.float() + residual.float()
-    return _normalize(total, weight, bias, eps, centred=True).to(input.dtype), _fresh(total, input)
+    return _normalize(total, weight, bias, eps, centered=True).to(input.dtype), _fresh(total, input)
 
 
 def add_rms_norm_reference(
@@ -107,11 +107,11 @@ def add_rms_norm_reference(
 ) -> tuple[Tensor, Tensor]:
     """The op in plain torch."""
     total = input.float() + residual.float()
-    return _normalize(total, weight, None, eps, centred=False).to(input.dtype), _fresh(total, input)
+    return _normalize(total, weight, None, eps, centered=False).to(input.dtype), _fresh(total, input)
 
 
-def _normalize(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, *, centred: bool) -> Tensor:
-    if centred:
+def _normalize(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, *, centered: bool) -> Tensor:
+    if centered:
         x = x - x.mean(dim=-1, keepdim=True)
         x = x - x.mean(dim=-1, keepdim=True)  # the low part of the mean, as in the kernel
     output = x * torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + eps)

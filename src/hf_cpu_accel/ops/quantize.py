@@ -1,4 +1,4 @@
-"""quantize_int4: the search for the best four-bit weights. pack_rotated: rotates, quantises and packs integer weights at once."""
+"""quantize_int4: the search for the best four-bit weights. pack_rotated: rotates, quantizes and packs integer weights at once."""
 
 from __future__ import annotations
 

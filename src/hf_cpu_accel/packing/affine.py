@@ -2,8 +2,8 @@
 
     weight[n, k] = scale[n, k // group] * q[n, k] + offset[n, k // group],    q from 0 to 15 ("affine4") or 255 ("affine8")
 
-That is what most quantised checkpoints hold (GGUF, GPTQ, AWQ, HQQ and others), so that their weights can be kept as they are.
-Nothing is rotated, and activations have 16 bits with a scale for every 64 features: the products are those of the dequantised
+That is what most quantized checkpoints hold (GGUF, GPTQ, AWQ, HQQ and others), so that their weights can be kept as they are.
+Nothing is rotated, and activations have 16 bits with a scale for every 64 features: the products are those of the dequantized
 weights up to rounding of about 1e-5 of the largest output.
 """
 
@@ -105,7 +105,7 @@ def form_of(data: Tensor) -> tuple[int, int, bool]:
 def quantize(weight: Tensor, bits: int, group: int) -> AffineGroups:
     """The nearest weight among those with scales and offsets in float16, by least squares over a few ranges of each group.
 
-    A weight that lies on such a grid (a dequantised GGUF file's) is met exactly where a group reaches both ends of the grid, or no
+    A weight that lies on such a grid (a dequantized GGUF file's) is met exactly where a group reaches both ends of the grid, or no
     less than half of it.
 
     Args:

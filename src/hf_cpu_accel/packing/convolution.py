@@ -7,7 +7,7 @@ have other dimensions:
     tiles        data[panel, row of the tile, column of the tile, channel word, feature in panel, value in word]
     groups       data[pixel of the window, channel of the group, channel], float32
 
-The first are int8 weights that meet images which are quantised as a whole, since windows share pixels, and are not rotated. The
+The first are int8 weights that meet images which are quantized as a whole, since windows share pixels, and are not rotated. The
 second meet images that are cut into tiles (winograd.py): 16 weights of linear layers, int8 ones with a scale and sum for each,
 float32 [2, 16, out_features].
 """
@@ -33,7 +33,7 @@ from hf_cpu_accel.packing.linear import (
 )
 from hf_cpu_accel.packing.rotated import CHUNK_VALUES, quantize_per_feature
 
-# Of images that are quantised as a whole, or cut into tiles: those of a pixel fill whole lines of packed input.
+# Of images that are quantized as a whole, or cut into tiles: those of a pixel fill whole lines of packed input.
 IMAGE_CHANNELS, TILE_CHANNELS = 64, 32
 
 # Of input and output, for tiles: what comes before and after the products takes as long as so many channels save.
@@ -65,7 +65,7 @@ def pack_conv2d(weight: Tensor, dtype: str, *, tiled: bool = False) -> PackedWei
     if tiled:
         return _pack_tiles(weight.detach(), dtype)
     windows = weight.detach().permute(0, 2, 3, 1)
-    if _quantises_images(weight.shape, dtype):
+    if _quantizes_images(weight.shape, dtype):
         return _pack_windows(windows.flatten(1, 2))
     return pack_linear(windows.flatten(1), dtype)
 
@@ -107,7 +107,7 @@ def packed_shapes(shape: Sequence[int], dtype: str, *, tiled: bool = False) -> S
         ((panels, *word), kind), *scales = shapes_of(out_channels, channels, dtype)
         data = ((panels, winograd.SIDE, winograd.SIDE, *word), kind)
         return [data, *(((2, winograd.POSITIONS, out_channels), number) for _, number in scales)]
-    if _quantises_images(shape, dtype):
+    if _quantizes_images(shape, dtype):
         ((panels, _, *word), kind), *scales = shapes_of(out_channels, pixels * channels, dtype)
         return [((panels, pixels, channels // 4, *word), kind), *scales]
     return shapes_of(out_channels, pixels * channels, dtype)
@@ -115,7 +115,7 @@ def packed_shapes(shape: Sequence[int], dtype: str, *, tiled: bool = False) -> S
 
 def unpack_conv2d(packed: PackedWeight, kernel_size: Sequence[int]) -> Tensor:
     """The weight [out_channels, in_channels, *kernel_size] in float32: bit for bit the original for "float32", up to rounding where
-    it is for tiles; dequantised otherwise."""
+    it is for tiles; dequantized otherwise."""
     if is_of_tiles(packed.data):
         return winograd.recover_weight(transformed_weight(packed))
     if is_of_windows(packed.data):
@@ -130,7 +130,7 @@ def unpack_conv2d(packed: PackedWeight, kernel_size: Sequence[int]) -> Tensor:
 
 
 def is_of_windows(data: Tensor) -> bool:
-    """Whether that is the data of a weight for images that are quantised as a whole."""
+    """Whether that is the data of a weight for images that are quantized as a whole."""
     return data.dim() == 5
 
 
@@ -149,7 +149,7 @@ def transformed_weight(packed: PackedWeight) -> Tensor:
     return torch.stack(weights)
 
 
-def _quantises_images(shape: Sequence[int], dtype: str) -> bool:
+def _quantizes_images(shape: Sequence[int], dtype: str) -> bool:
     return dtype == "int8" and shape[1] % IMAGE_CHANNELS == 0 and math.prod(shape) > 0
 
 

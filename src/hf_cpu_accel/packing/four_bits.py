@@ -1,7 +1,7 @@
 """Which of the two four-bit forms holds a weight better: `int4` (int4.py) or affine groups (affine.py).
 
 On trained weights the two are alike, and int4 has fewer bytes (4.25 bits against 5 in groups of 32) and products of 8 bits. One
-that was quantised before lies on a grid, which affine groups meet exactly, and the rotation of int4 does not.
+that was quantized before lies on a grid, which affine groups meet exactly, and the rotation of int4 does not.
 """
 
 from __future__ import annotations

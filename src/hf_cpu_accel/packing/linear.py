@@ -36,7 +36,7 @@ from hf_cpu_accel.packing.rotation import rotate
 
 DTYPES = ("float32", "bfloat16", "int8", "int8-weight", "int4")  # that one may ask for
 FORMS = (*DTYPES, "affine8", "affine4")  # that a packed weight may have
-QUANTISED = ("int8", "int8-weight", "int4")  # values of the rotated weight, with a scale per output feature
+QUANTIZED = ("int8", "int8-weight", "int4")  # values of the rotated weight, with a scale per output feature
 
 
 @dataclass(frozen=True)
@@ -48,9 +48,9 @@ class PackedWeight:
             [ceil(out_features/32), ceil(in_features/4), 128]; "int4": uint8 [ceil(out_features/32), ceil(in_features/group),
             32 + 16 group]; "affine4" and "affine8": uint8, see affine.py. Weights of convolutions: also as in convolution.py. A
             float32 weight that is not packed: [out_features, in_features].
-        scale: QUANTISED only, float32 [2, out_features]: row 0 the scale of each output feature, row 1 the sum of its integer
+        scale: QUANTIZED only, float32 [2, out_features]: row 0 the scale of each output feature, row 1 the sum of its integer
             weights (which takes the input's zero point out again); None otherwise. The integers are those of the rotated
-            weight, except where images are quantised as a whole.
+            weight, except where images are quantized as a whole.
         in_features, out_features: K and N of the original weight.
         dtype: one of FORMS.
     """
@@ -107,7 +107,7 @@ def pack_linear(weight: Tensor, dtype: str, *, int4_group: int = 32) -> PackedWe
         return pack_affine(affine.quantize(weight, BITS[dtype], int4_group))
     out_features, in_features = weight.shape
     (shape, kind), *_ = shapes_of(out_features, in_features, dtype, int4_group=int4_group)
-    if dtype in QUANTISED:
+    if dtype in QUANTIZED:
         data, scale = _pack_rotated(weight, dtype, int4_group)
     else:
         data = allocate(shape, kind)
@@ -143,7 +143,7 @@ def shapes_of(
         "int8-weight": ((panels, -(-in_features // 4), PANEL_FEATURES * 4), torch.int8),
         "int4": (shape_of(out_features, in_features, int4_group), torch.uint8),
     }
-    return [data[dtype], ((2, out_features), torch.float32)] if dtype in QUANTISED else [data[dtype]]
+    return [data[dtype], ((2, out_features), torch.float32)] if dtype in QUANTIZED else [data[dtype]]
 
 
 def pack_stack(weights: Iterable[Tensor], count: int, dtype: str, *, int4_group: int = 32) -> PackedWeight:
@@ -236,7 +236,7 @@ def _pack_rotated(weight: Tensor, dtype: str, group: int) -> tuple[Tensor, Tenso
 
 
 def unpack_linear(packed: PackedWeight) -> Tensor:
-    """The weight [N, K] in float32: bit for bit the original for "float32", dequantised otherwise."""
+    """The weight [N, K] in float32: bit for bit the original for "float32", dequantized otherwise."""
     if packed.dtype in BITS:
         return affine.unpack(packed.data, packed.out_features, packed.in_features).dequantize()
     values = unpack_values(packed).float()
@@ -246,7 +246,7 @@ def unpack_linear(packed: PackedWeight) -> Tensor:
 
 
 def unpack_values(packed: PackedWeight) -> Tensor:
-    """The weight [N, K], contiguous: float32, bfloat16, or the integers of QUANTISED in int8, neither scaled nor rotated back. Not
+    """The weight [N, K], contiguous: float32, bfloat16, or the integers of QUANTIZED in int8, neither scaled nor rotated back. Not
     of affine groups, which no other provider multiplies."""
     if packed.data.dim() == 2:
         return packed.data

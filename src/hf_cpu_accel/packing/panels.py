@@ -32,7 +32,7 @@ def panels_of(values: Tensor, per_word: int, out: Tensor | None = None) -> Tenso
 
 
 def allocate(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """An uninitialised tensor for a packed weight, on huge pages where the system gives such: it is read front to back."""
+    """An uninitialized tensor for a packed weight, on huge pages where the system gives such: it is read front to back."""
     data = torch.empty(shape, dtype=dtype)
     want_huge_pages(data.data_ptr(), data.nbytes)
     return data

@@ -1,4 +1,4 @@
-"""Integer weights: rotated, quantised and put into panels. What the op pack_rotated does at once, in plain torch."""
+"""Integer weights: rotated, quantized and put into panels. What the op pack_rotated does at once, in plain torch."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ class Packed(Protocol):
 class FreedWeight:
     """The values of `parameter` were released; they come from `store`, or exactly from the packed weight.
 
-    `strides`: in which they lay, and will lie again. `is_cast`: whether they follow `model.to(dtype)` meanwhile; what a quantised
+    `strides`: in which they lay, and will lie again. `is_cast`: whether they follow `model.to(dtype)` meanwhile; what a quantized
     checkpoint holds does not.
     """
 

@@ -65,8 +65,8 @@ class Sample:
     stride: int = 1
 
 
-# Those of many pixels; those of very many weights; and those that read the colours of a photo.
-_USUAL, _MANY, _COLOURS = Sample(128, 128, 28, 3), Sample(1280, 1280, 16, 3), Sample(3, 64, 224, 7, 2)
+# Those of many pixels; those of very many weights; and those that read the colors of a photo.
+_USUAL, _MANY, _COLORS = Sample(128, 128, 28, 3), Sample(1280, 1280, 16, 3), Sample(3, 64, 224, 7, 2)
 # With fewer, most of a panel or of a run of memory is padding, and it is there that images come in and go out.
 MIN_CHANNELS = 16
 
@@ -146,7 +146,7 @@ def compute_dtype(dtype: str) -> torch.dtype:
 
 def sample_of(in_channels: int, *, many: bool) -> Sample:
     """What stands for a convolution of so many channels; many: weights."""
-    return _COLOURS if in_channels < MIN_CHANNELS else _MANY if many else _USUAL
+    return _COLORS if in_channels < MIN_CHANNELS else _MANY if many else _USUAL
 
 
 def by_tiles(shape: Sequence[int], dtype: str, stride: Sequence[int], dilation: Sequence[int]) -> bool:
@@ -185,7 +185,7 @@ def _measured(
     padding = (sample.kernel_size // 2,) * 2
     weight = torch.randn(sample.out_channels, sample.channels, *kernel, generator=generator)
     geometry = Geometry(padding, stride, (1, 1), 1)
-    if sample is not _COLOURS:  # photos come as they are
+    if sample is not _COLORS:  # photos come as they are
         image = image.to(memory_format=torch.channels_last)
     with torch.no_grad():
         ours, theirs = pack_conv2d(weight, dtype, tiled=tiled), prepack(weight.to(library), geometry)

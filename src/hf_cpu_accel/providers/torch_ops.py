@@ -3,7 +3,7 @@
 Each takes the values of our packed weight as they are (exact for float32, the same rounding for bfloat16 and int8), so a change of
 provider changes summation order and output rounding, not the scheme. What is not here, and why:
 
-- `quantized::linear_dynamic` (FBGEMM) quantises the input per tensor: one large token costs all others their bits, and our accuracy
+- `quantized::linear_dynamic` (FBGEMM) quantizes the input per tensor: one large token costs all others their bits, and our accuracy
   bars do not hold.
 - `torch._weight_int8pack_mm` falls apart beyond one row.
 - MKL's packed weights (`mkl::_mkl_linear`) serve one row count each and want the plain weight beside them.
@@ -118,7 +118,7 @@ def _blas(packed: PackedWeight, values: Tensor) -> ProviderWeight:
 
 
 def _onednn_int8(packed: PackedWeight, values: Tensor) -> ProviderWeight:
-    """oneDNN's u8 x s8 product with the input rotated and quantised per row by torch ops, as `ops.linear` says.
+    """oneDNN's u8 x s8 product with the input rotated and quantized per row by torch ops, as `ops.linear` says.
 
     With q = round(x / step) + zero the sum is step * w_step * (q @ w^T - zero * sum(w)): oneDNN gives w_step * (q @ w^T), and the
     zero point and the bias come in by a product of rank 2.

@@ -41,7 +41,7 @@ def apply(
     Any exception, from wherever, leaves `root` as it was.
     """
     assert plan.config is not None
-    # In float32 only what a quantised checkpoint holds and weights of convolutions do not come back bit for bit: of these those for
+    # In float32 only what a quantized checkpoint holds and weights of convolutions do not come back bit for bit: of these those for
     # tiles, and those with a norm folded in.
     dtypes = {plan.dtype, *dict(plan.config.dtypes).values(), *dict(plan.chosen_dtypes).values()}
     exact = dtypes == {"float32"}

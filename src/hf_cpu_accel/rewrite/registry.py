@@ -30,7 +30,7 @@ from hf_cpu_accel.rewrite.convolution.gemm import GemmConvolutionRule
 from hf_cpu_accel.rewrite.convolution.grouped import GroupedConvolutionRule
 from hf_cpu_accel.rewrite.convolution.image_of_time import ConvolutionOverTimeRule
 from hf_cpu_accel.rewrite.convolution.match import ConvolutionRule
-from hf_cpu_accel.rewrite.convolution.neighbours import join_neighbours
+from hf_cpu_accel.rewrite.convolution.neighbors import join_neighbors
 from hf_cpu_accel.rewrite.convolution.over_time import keep_channels_last
 from hf_cpu_accel.rewrite.convolution.residual_block import fuse_residual_blocks
 from hf_cpu_accel.rewrite.convolution.snake import SnakeRule
@@ -70,9 +70,9 @@ from hf_cpu_accel.rewrite.linear.transposed import TransposedLinearRule
 from hf_cpu_accel.rewrite.norm.group_norm import GroupNormRule
 from hf_cpu_accel.rewrite.norm.match import NormRule
 from hf_cpu_accel.rewrite.progress import with_progress
-from hf_cpu_accel.rewrite.quantised.engines import StaticProductRule
-from hf_cpu_accel.rewrite.quantised.graph import lower_quantised_graphs
-from hf_cpu_accel.rewrite.quantised.images import join_quantised_images
+from hf_cpu_accel.rewrite.quantized.engines import StaticProductRule
+from hf_cpu_accel.rewrite.quantized.graph import lower_quantized_graphs
+from hf_cpu_accel.rewrite.quantized.images import join_quantized_images
 from hf_cpu_accel.rewrite.recorded.match import record_layers
 from hf_cpu_accel.rewrite.recurrent.lstm import LSTMRule
 from hf_cpu_accel.rewrite.recurrent.match import fuse_recurrent_layers, fuse_recurrent_mixers
@@ -215,7 +215,7 @@ STAGES: tuple[Stage, ...] = (
     Stage("float16", cast_float16),
     Stage("message passing", accelerate_message_passing, trains=True),
     Stage("freezing", _freeze),
-    Stage("quantised graphs", lower_quantised_graphs),
+    Stage("quantized graphs", lower_quantized_graphs),
     Stage("calibration", calibrate),
     Stage("rules", _apply_rules),
     Stage("zeros over time", keep_channels_last),
@@ -223,9 +223,9 @@ STAGES: tuple[Stage, ...] = (
     Stage("sliding windows", fuse_sliding_windows),
     Stage("convolution blocks", fuse_convolution_blocks),
     Stage("residual blocks", fuse_residual_blocks),
-    Stage("neighbouring blocks", join_neighbours),
+    Stage("neighboring blocks", join_neighbors),
     Stage("static images", make_static),
-    Stage("quantised images", join_quantised_images),
+    Stage("quantized images", join_quantized_images),
     Stage("nested ffns", fuse_nested_ffns),
     Stage("split heads", fuse_split_heads),
     Stage("recurrent mixers", fuse_recurrent_mixers),

@@ -49,7 +49,7 @@ def saved_weights(root: nn.Module) -> list[SavedWeight]:
         members.sort(key=lambda member: member[0])
         first = members[0][2]
         paths = tuple(path for _, path, _ in members)
-        # What a checkpoint stores quantised is packed by a rule of its own, and found in plain linears when it is loaded.
+        # What a checkpoint stores quantized is packed by a rule of its own, and found in plain linears when it is loaded.
         rule = first.rule or (MergedProjectionsRule.name if len(members) > 1 else LinearRule.name)
         group = first.group
         found.append(
@@ -66,7 +66,7 @@ def plain_tensors(
     Args:
         packed: the paths of the parameters that are packed; one that is kept beside its packed weight is left out, too.
         tied: {path: path of the same parameter elsewhere}; the first is left out.
-        with_stored: whether quantised weights that are not packed come as they are.
+        with_stored: whether quantized weights that are not packed come as they are.
 
     Raises:
         ValueError: there is such a weight, and it is not to come.
@@ -125,7 +125,7 @@ def _is_of_linears(change: FreedWeight) -> bool:
 
 
 def _stored_state(root: nn.Module, journal: Journal) -> dict[str, Tensor]:
-    """The entries of the linears that were packed from quantised weights, as their hosts write them."""
+    """The entries of the linears that were packed from quantized weights, as their hosts write them."""
     freed: list[tuple[SharedValues | FreedWeight, Tensor]] = []
     for change in journal.changes:
         if isinstance(change, SharedValues):

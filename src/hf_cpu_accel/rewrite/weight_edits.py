@@ -199,9 +199,9 @@ def _slots(module: nn.Module, around: tuple[nn.Module, ...], path: str) -> Itera
     within = (*around, module)
     computed = _are(within, GroupedConvolution) or _are(around, PackedModule)
     folded = computed or isinstance(module, FoldedNorm)
-    normalises = folded or (is_norm(module) and _are(within, FusedResidualBlock))
+    normalizes = folded or (is_norm(module) and _are(within, FusedResidualBlock))
     scales = isinstance(module, FusedDecoderLayer) and module.role.parts.output_scale is not None
-    holders: list[dict[str, Any]] = [module._parameters, *([module._buffers] if normalises or scales else [])]
+    holders: list[dict[str, Any]] = [module._parameters, *([module._buffers] if normalizes or scales else [])]
     for holder in holders:
         for name, tensor in holder.items():
             packed = folded or (isinstance(module, PackedModule) and name != "bias")

@@ -28,7 +28,7 @@ _HELD, _OF_FILE = (
     np.uint64(3 << 62),
     np.uint64(1 << 61),
 )  # in memory or swapped out; a page of a file, or shared
-_BEGINNING = 1 << 16  # bytes by which a file is recognised, too: those of safetensors have their header there
+_BEGINNING = 1 << 16  # bytes by which a file is recognized, too: those of safetensors have their header there
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ def _heap_begin(root: Path) -> int:
 
 
 def _areas(text: str) -> Iterator[_Area]:
-    """The mapped files of a text like /proc/self/maps, neighbouring parts of one as one."""
+    """The mapped files of a text like /proc/self/maps, neighboring parts of one as one."""
     last: _Area | None = None
     for begin, end, path in _AREA.findall(text):
         area = _Area(int(begin, 16), int(end, 16), path)

@@ -178,7 +178,7 @@ class Batcher(Generic[Item, Answer]):
             oldest = min(self._waiting, key=lambda waiting: (waiting.turn, waiting.request))
             free = len(self._workers) - self._computing + 1
             rows = -(-len(ordered) // free)
-            first, last = neighbours([w.size for w in ordered], ordered.index(oldest), self.max_tokens, rows)
+            first, last = neighbors([w.size for w in ordered], ordered.index(oldest), self.max_tokens, rows)
             batch = ordered[first : last + 1]
             # What each request would have got by now if they had taken turns token by token.
             share = sum(waiting.size for waiting in batch) / len({waiting.request for waiting in ordered})
@@ -221,7 +221,7 @@ class Batcher(Generic[Item, Answer]):
             self._on_batch(BatchFacts(len(batch), sum(sizes), len(sizes) * max(sizes), end - start))
 
 
-def neighbours(sizes: Sequence[int], middle: int, limit: int, most: int) -> tuple[int, int]:
+def neighbors(sizes: Sequence[int], middle: int, limit: int, most: int) -> tuple[int, int]:
     """First and last index of the widest run around `middle`: at most `most`, and `limit` tokens when padded to its longest.
 
     Args:

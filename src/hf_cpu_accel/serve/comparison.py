@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from hf_cpu_accel.api import accelerate_for_cpu, explain
-from hf_cpu_accel.measure.colours import EAGER_COLOUR, OURS_COLOUR
+from hf_cpu_accel.measure.colors import EAGER_COLOR, OURS_COLOR
 from hf_cpu_accel.measure.timing import Timing, interleaved, speedup
 from hf_cpu_accel.plan import Plan
 
@@ -35,18 +35,18 @@ _MEANINGS = {
     "linear": "one matrix product with weights packed for this CPU",
     "merged projections": "products of the same input, such as query, key and value, done as one",
     "linear + activation": "a matrix product and its activation in one pass",
-    "linear + residual + norm": "a matrix product, the sum with its input and the normalisation in one pass",
+    "linear + residual + norm": "a matrix product, the sum with its input and the normalization in one pass",
     "ffn": "both matrix products of a feed-forward block in one pass",
     "attention": "attention in blocks that stay in the cache",
     "encoder layer": "a whole transformer layer in one call",
     "decoder layer": "a whole layer in one call for each new token",
-    "embeddings": "lookups of words and positions, and their normalisation, in one pass",
-    "rms norm": "a normalisation in one pass",
-    "layer norm": "a normalisation in one pass",
-    "group norm": "a normalisation in one pass",
-    "group norm + SiLU": "a normalisation and its activation in one pass",
+    "embeddings": "lookups of words and positions, and their normalization, in one pass",
+    "rms norm": "a normalization in one pass",
+    "layer norm": "a normalization in one pass",
+    "group norm": "a normalization in one pass",
+    "group norm + SiLU": "a normalization and its activation in one pass",
     "convolution": "a convolution with weights packed for this CPU",
-    "convolution block": "convolution, normalisation and activation in one pass",
+    "convolution block": "convolution, normalization and activation in one pass",
     "convolution over time as linear": "a convolution over time as one matrix product",
     "pixels as linear": "a convolution of single pixels as one matrix product",
     "keys and values": "what is remembered of earlier tokens, in fewer bytes",
@@ -54,10 +54,10 @@ _MEANINGS = {
     "beam search": "the loop that follows several texts at once, without its detours",
     "continuous batching": "several conversations in one batch, where that is asked for",
 }
-# What graph layers do with a neighbour's row, before `, mean` or another reduction.
+# What graph layers do with a neighbor's row, before `, mean` or another reduction.
 _MESSAGES = {
-    "source rows": "neighbours are summed up where they lie, without a copy for each edge",
-    "source rows x weight": "neighbours are weighted and summed up where they lie, without a copy for each edge",
+    "source rows": "neighbors are summed up where they lie, without a copy for each edge",
+    "source rows x weight": "neighbors are weighted and summed up where they lie, without a copy for each edge",
     "messages of its own": "messages of edges are summed up in one pass",
 }
 _FIRST_TOKEN = "first token: "
@@ -134,7 +134,7 @@ class Comparison:
 
         figure = Figure(figsize=(4.4, 1.5), dpi=144, layout="constrained")
         axes = figure.subplots()
-        axes.barh((EAGER, ACCELERATED), self.rates, color=(EAGER_COLOUR, OURS_COLOUR), height=0.6)
+        axes.barh((EAGER, ACCELERATED), self.rates, color=(EAGER_COLOR, OURS_COLOR), height=0.6)
         for place, rate in enumerate(self.rates):
             axes.text(rate, place, f" {rate:,.0f}" if rate >= 100 else f" {rate:.3g}", va="center")
         axes.invert_yaxis()

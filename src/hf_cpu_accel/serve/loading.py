@@ -75,12 +75,12 @@ def kind(source: str) -> str:
         return "language model"
     speech = auto.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES, auto.MODEL_FOR_CTC_MAPPING_NAMES
     if any(architecture in names.values() for names in speech):
-        return "speech recogniser"
+        return "speech recognizer"
     if architecture in auto.MODEL_MAPPING_NAMES.values() and not config.is_encoder_decoder:
         return "embedder"
     raise ValueError(
         f"{source} is a {architecture or config.model_type}: the server takes models of sentence-transformers, encoders, "
-        "classifiers of texts, causal language models, and speech recognisers"
+        "classifiers of texts, causal language models, and speech recognizers"
     )
 
 
@@ -119,12 +119,12 @@ def _language_model(name: str, source: str, metrics: Metrics, settings: Settings
     return LanguageModel(name, model, tokenizer, on_first=observe, **settings.engine)
 
 
-def _speech_recogniser(name: str, source: str, metrics: Metrics, settings: Settings) -> Served:
+def _speech_recognizer(name: str, source: str, metrics: Metrics, settings: Settings) -> Served:
     from transformers import pipeline
 
-    recognise = pipeline("automatic-speech-recognition", model=source, device="cpu")
-    accelerate_for_cpu(recognise, originals="drop", **settings.accelerate)
-    return Transcriber(name, recognise, prepare=_threads(settings))
+    recognize = pipeline("automatic-speech-recognition", model=source, device="cpu")
+    accelerate_for_cpu(recognize, originals="drop", **settings.accelerate)
+    return Transcriber(name, recognize, prepare=_threads(settings))
 
 
 def _threads(settings: Settings) -> Callable[[int], object]:
@@ -138,5 +138,5 @@ _KINDS: dict[str, Callable[[str, str, Metrics, Settings], Served]] = {
     "classifier": partial(_encoder, load_classifier),
     "embedder": partial(_encoder, load_embedder),
     "language model": _language_model,
-    "speech recogniser": _speech_recogniser,
+    "speech recognizer": _speech_recognizer,
 }

@@ -69,7 +69,7 @@ def test_the_report_proposes_a_mix_and_writes_it(checkpoint: Path, text: Path, t
         "loss of the answers, nats",
     ):
         assert part in output
-    assert (tmp_path / "packed" / "quantisation.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "packed" / "quantization.png").read_bytes().startswith(b"\x89PNG")
     told = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
     chosen = told["dtypes"]
     assert 0 < len(chosen) < len(told["linears"])
@@ -93,8 +93,8 @@ def test_only_a_report(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.Mon
     code, output = run(checkpoint, "--dtype", "int8", "--report", "--accuracy", 0.999999, "--tokens", 128)
     assert code == 0, output
     assert "all int8" in output
-    assert (tmp_path / "quantisation.png").exists()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint", "quantisation.png"]
+    assert (tmp_path / "quantization.png").exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint", "quantization.png"]
 
 
 def test_what_cannot_be_is_said(checkpoint: Path, tmp_path: Path) -> None:

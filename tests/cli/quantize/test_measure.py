@@ -1,4 +1,4 @@
-"""What each linear loses: the estimate against quantising it alone, and the mixes that follow."""
+"""What each linear loses: the estimate against quantizing it alone, and the mixes that follow."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def packed_as(given: Any, dtype: str) -> dict[str, PackedWeight]:
 
 
 @pytest.mark.parametrize("name", ["llama", "bert"])
-def test_the_estimate_is_what_quantising_one_linear_does(name: str) -> None:
+def test_the_estimate_is_what_quantizing_one_linear_does(name: str) -> None:
     given = tiny(name)
     calls = calibration_examples([{"input_ids": ids(seed, rows=8, length=16)} for seed in range(8)], given)
     packed = {dtype: packed_as(given, dtype) for dtype in ("int4", "int8")}

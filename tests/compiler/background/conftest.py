@@ -87,7 +87,7 @@ def _own_home(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def compiled_once(home: Path) -> CompiledRegion:
-    """What `explain` said after the first compilation; its artefact is in `home` from then on."""
+    """What `explain` said after the first compilation; its artifact is in `home` from then on."""
     torch.set_num_threads(1)  # as in the tests: the count is part of what is compiled
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HF_CPU_ACCEL_HOME", str(home))
@@ -99,7 +99,7 @@ def compiled_once(home: Path) -> CompiledRegion:
 
 @pytest.fixture
 def model(compiled_once: CompiledRegion) -> nn.Sequential:
-    """Accelerated and switched, from the artefact on disk."""
+    """Accelerated and switched, from the artifact on disk."""
     model = accelerate_for_cpu(blocks(), dtype="float32", compile="now")
     call_until(model, torch.randn(2, 5, 32), lambda: switched(model))
     return model
@@ -119,15 +119,15 @@ def tier_one_calls(monkeypatch: pytest.MonkeyPatch) -> list[nn.Module]:
     return calls
 
 
-def artefact(home: Path) -> Path:
+def artifact(home: Path) -> Path:
     (made,) = [path for path in home.glob("compiled/*/*") if path.is_dir()]
     return made
 
 
 @pytest.fixture
 def copied(compiled_once: CompiledRegion, home: Path, tmp_path: Path) -> Path:
-    """The artefact, in another folder."""
-    return Path(shutil.copytree(artefact(home), tmp_path / "artefacts" / "copied"))
+    """The artifact, in another folder."""
+    return Path(shutil.copytree(artifact(home), tmp_path / "artifacts" / "copied"))
 
 
 def close(output: Tensor, expected: Tensor) -> None:

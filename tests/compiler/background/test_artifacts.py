@@ -18,7 +18,7 @@ from hf_cpu_accel.compiler.background import artifacts, description, jobs, worke
 from hf_cpu_accel.compiler.background.attach import libraries_of
 from hf_cpu_accel.patching.acceleration import acceleration_of
 from hf_cpu_accel.plan import CompiledRegion
-from tests.compiler.background.conftest import SHAPE, artefact, blocks, call_until, state, switched
+from tests.compiler.background.conftest import SHAPE, artifact, blocks, call_until, state, switched
 
 
 def test_another_process_needs_no_compiler_and_no_inductor(compiled_once: CompiledRegion, home: Path) -> None:
@@ -62,14 +62,14 @@ def test_a_bundle_serves_elsewhere_if_it_is_trusted(
 
 
 def test_what_is_kept_is_for_this_user_alone(compiled_once: CompiledRegion, home: Path) -> None:
-    made = artefact(home)
+    made = artifact(home)
     assert {path.name for path in made.iterdir()} == {"block.pt2", "block.json", "constants.safetensors"}
     for path in (made, *made.iterdir(), made.parent, made.parent.parent, home / "jobs"):
         assert path.stat().st_mode & 0o077 == 0, path
     assert not list((home / "jobs").iterdir())
 
 
-def test_damaged_and_stale_artefacts_are_not_used(copied: Path, tmp_path: Path) -> None:
+def test_damaged_and_stale_artifacts_are_not_used(copied: Path, tmp_path: Path) -> None:
     assert artifacts.load(copied) is not None
     compiled = description.read(copied)
     source = tmp_path / "source.py"

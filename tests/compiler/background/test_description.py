@@ -207,7 +207,7 @@ def test_files_that_are_cut_off_or_missing_are_refused(folder: Path, name: str) 
         description.read(folder)
 
 
-def test_tensors_of_another_artefact_are_refused(folder: Path) -> None:
+def test_tensors_of_another_artifact_are_refused(folder: Path) -> None:
     safetensors.torch.save_file({"0": torch.zeros(2)}, folder / description.TENSORS)
     with pytest.raises(ValueError, match="its files are not those that were written"):
         description.read(folder)

@@ -1,4 +1,4 @@
-"""Artefacts that others could have written are not loaded, and nothing else of theirs is read or run."""
+"""Artifacts that others could have written are not loaded, and nothing else of theirs is read or run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from hf_cpu_accel import accelerate_for_cpu
 from hf_cpu_accel.compiler.background import artifacts, description, jobs, worker
 from hf_cpu_accel.compiler.background.worker import Job
 from hf_cpu_accel.plan import CompiledRegion
-from tests.compiler.background.conftest import SHAPE, artefact, blocks, call_until, state, switched
+from tests.compiler.background.conftest import SHAPE, artifact, blocks, call_until, state, switched
 
 
 @pytest.mark.parametrize("name", ["..", ".", "block.pt2", "block.json", "constants.safetensors"])
@@ -102,7 +102,7 @@ def test_what_was_planted_is_replaced_by_what_is_compiled_anew(
     monkeypatch: pytest.MonkeyPatch,
     damage: Callable[[Path], None],
 ) -> None:
-    made = artefact(home)
+    made = artifact(home)
     genuine = Path(shutil.copytree(made, tmp_path / "genuine"))
 
     def compiled_again(job: Job) -> tuple[str, str, float]:

@@ -98,7 +98,7 @@ def test_narrow_weights_stay_close(dtype: str, compiled: Callable[..., Any]) -> 
 )
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_shapes_that_a_graph_is_made_for_are_those_of_the_weight(layer: nn.Module, dtype: str) -> None:
-    """Integer weights of 64 channels and more are for images that are quantised as a whole, and lie in another order."""
+    """Integer weights of 64 channels and more are for images that are quantized as a whole, and lie in another order."""
     recipe, weight = PackedConvolution(dtype, tiled=False), layer.weight.detach()
     made = recipe.make(weight)
     assert recipe.shapes(weight) == [(tuple(tensor.shape), tensor.dtype) for tensor in made]

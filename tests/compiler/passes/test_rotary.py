@@ -19,7 +19,7 @@ def halves(x: Tensor) -> Tensor:
     return torch.cat((-high, low), dim=-1)
 
 
-def neighbours(x: Tensor) -> Tensor:
+def neighbors(x: Tensor) -> Tensor:
     """As GPT-J and Cohere write it."""
     return torch.stack((-x[..., 1::2], x[..., ::2]), dim=-1).flatten(-2)
 
@@ -30,7 +30,7 @@ def unbound(x: Tensor) -> Tensor:
     return torch.stack([-imaginary, real], dim=-1).flatten(3)
 
 
-TURNS = [halves, neighbours, unbound]
+TURNS = [halves, neighbors, unbound]
 
 
 def of_known_features(*tensors: Tensor) -> tuple[Tensor, ...]:

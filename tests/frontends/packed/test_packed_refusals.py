@@ -45,9 +45,9 @@ def test_a_changed_file_loads_nothing(packed, case):
 def change_config(folder, **changes):
     path = folder / "config.json"
     config = json.loads(path.read_text())
-    quantisation = config["quantization_config"]
+    quantization = config["quantization_config"]
     path.write_text(
-        json.dumps({**config, "quantization_config": {**quantisation, **changes.pop("said", {})}, **changes})
+        json.dumps({**config, "quantization_config": {**quantization, **changes.pop("said", {})}, **changes})
     )
 
 

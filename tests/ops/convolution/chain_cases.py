@@ -69,7 +69,7 @@ def chain(
 def stem(
     dtype: str, rng: random.Random, *, channels: int = 3, padding: int = 1
 ) -> list[ConvolutionStep | PoolingStep]:
-    """The colours of photos, a pooling, and convolutions of its output: two of a pixel, one of several."""
+    """The colors of photos, a pooling, and convolutions of its output: two of a pixel, one of several."""
 
     def step(source: int, weight: Tensor, dtype: str, stride: int = 1) -> ConvolutionStep:
         size = tuple(weight.shape[2:])

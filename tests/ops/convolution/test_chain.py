@@ -37,7 +37,7 @@ def test_against_float64(dtype: str, stride: int) -> None:
 @pytest.mark.parametrize("dtype", BOUND)
 @pytest.mark.parametrize("stride", [1, 2])
 def test_channels_that_fill_lines(dtype: str, stride: int) -> None:
-    """In int8 each image is quantised once, also where two convolutions read it."""
+    """In int8 each image is quantized once, also where two convolutions read it."""
     for seed in range(6):
         check(dtype, seed, narrow=dtype != "float32", stride=stride, channels=64)
 

@@ -85,7 +85,7 @@ def check(case: Case, dtype: str, activation: str = "none", residual: bool = Fal
     assert got.shape == truth.shape
     assert got.is_contiguous(memory_format=torch.channels_last)
     error = (got - truth).abs().max() / truth.abs().max().clamp_min(1.0)
-    # Windows that see less of the image than of the zeros around it are quantised like any other.
+    # Windows that see less of the image than of the zeros around it are quantized like any other.
     assert error <= BOUND[dtype], f"{dtype} {case} {activation}: error {error:.2e}"
 
 

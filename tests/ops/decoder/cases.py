@@ -78,7 +78,7 @@ NORMS = ["before", "before and post", "post", "out", "none"]
 HEAD_NORMS = ["none", "shared", "own", "all"]
 VALUE_NORMS = [*HEAD_NORMS, "bare"]
 CROSSES = ["none", "all", "padding", "holes", "beams", "beams, padding"]
-EXPERTS = ["none", "softmax", "renormalised", "sigmoid", "shared", "gated shared"]
+EXPERTS = ["none", "softmax", "renormalized", "sigmoid", "shared", "gated shared"]
 GATES = ["none", "sigmoid", "softplus", "beside", "head", "softplus head"]
 SHARING = 2  # layers from this one on may share keys with the one that is so many before
 MASKS = ["none", "bool", "float per head", "bfloat16 keys"]
@@ -214,7 +214,7 @@ def mixture_of(case: Case, shared: FeedForward) -> MixtureOfExperts:
         3,
         scoring="sigmoid" if case.experts == "sigmoid" else "softmax",
         choice_bias=torch.rand(count) if case.experts == "sigmoid" else None,
-        renormalise=case.experts in ("renormalised", "sigmoid"),
+        renormalize=case.experts in ("renormalized", "sigmoid"),
         scale=2.5 if case.experts == "sigmoid" else 1.0,
         shared=shared if "shared" in case.experts else None,
         shared_gate=case.experts == "gated shared",

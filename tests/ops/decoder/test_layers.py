@@ -79,7 +79,7 @@ VARIANTS = [
     Case(experts="shared", norms="none", start=True, dtype=torch.bfloat16),
     Case(experts="shared", norms="none", start=True, parallel=True),
     Case(experts="softmax", parallel=True, residual_scale=0.3, biases=True),
-    Case(experts="renormalised", norms="out", gated=False),
+    Case(experts="renormalized", norms="out", gated=False),
     *(Case(experts="gated shared", weights=kind) for kind in ("bfloat16", "int8", "int8-weight", "int4")),
     Case(cross="padding", start=True, biases=True, norm="layer_norm", residual_scale=0.5),
     *(Case(ffn=False, norms=norms, layers=layers) for norms in NORMS for layers in (2, 4)),  # Nemotron-H

@@ -189,7 +189,7 @@ def test_what_a_norm_does_is_told_by_its_values() -> None:
     fold = fold_of(norm, 5)
     assert fold is not None
     x = torch.randn(2, 5, 3, 3)
-    torch.testing.assert_close(fold.normalise(x), norm(x))
+    torch.testing.assert_close(fold.normalize(x), norm(x))
     assert fold_of(nn.BatchNorm2d(5).eval(), 6) is None
     assert fold_of(nn.BatchNorm2d(5), 5) is None  # in training mode
     assert fold_of(nn.InstanceNorm2d(5, affine=True).eval(), 5) is None

@@ -35,8 +35,8 @@ class Block(nn.Module):
         return x + self.drop_path(self.branch(x))
 
 
-class Normalised(Block):
-    """As ConvNeXt v2, with a response normalisation that the parts do not tell of."""
+class Normalized(Block):
+    """As ConvNeXt v2, with a response normalization that the parts do not tell of."""
 
     def branch(self, x: Tensor) -> Tensor:
         rows = self.act(self.up(self.norm(self.convolution(x).permute(0, 2, 3, 1))))
@@ -70,7 +70,7 @@ def test_values_and_the_way_back(gain: float | None, dtype: str) -> None:
     assert torch.equal(model(x), expected)
 
 
-@pytest.mark.parametrize("block", [Normalised(gain=None), WithoutResidual(), Block(act=nn.Mish)])
+@pytest.mark.parametrize("block", [Normalized(gain=None), WithoutResidual(), Block(act=nn.Mish)])
 def test_what_computes_something_else_is_left(block: nn.Module) -> None:
     model, x = model_of(block)
     expected = model(x).detach()

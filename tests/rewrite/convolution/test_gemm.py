@@ -128,7 +128,7 @@ def test_fewer_weights_and_those_with_a_norm_are_onednns() -> None:
     assert not any(isinstance(module, GemmConvolution) for module in model.modules())
 
 
-def test_images_groups_and_odd_padding_are_not_quantised() -> None:
+def test_images_groups_and_odd_padding_are_not_quantized() -> None:
     layers = [
         nn.Conv2d(3, 32, 3),
         nn.Conv2d(32, 3, 3),

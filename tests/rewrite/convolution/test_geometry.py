@@ -16,7 +16,7 @@ class Depthwise(nn.Conv2d):
         super().__init__(channels, channels, size, groups=channels, **options)  # type: ignore[arg-type]
 
 
-class Standardised(nn.Conv2d):
+class Standardized(nn.Conv2d):
     """Computed otherwise."""
 
     def forward(self, input: Tensor) -> Tensor:
@@ -65,9 +65,9 @@ def test_zeros_on_one_side_are_none_on_either() -> None:
 @torch.no_grad()
 def test_what_computes_otherwise_is_left() -> None:
     assert is_convolution(Depthwise(8, 3), nn.Conv2d)
-    assert not is_convolution(Standardised(8, 8, 3), nn.Conv2d)
+    assert not is_convolution(Standardized(8, 8, 3), nn.Conv2d)
     assert not is_convolution(nn.Conv1d(8, 8, 3), nn.Conv2d)
-    model = nn.Sequential(Standardised(32, 32, 3)).eval()
+    model = nn.Sequential(Standardized(32, 32, 3)).eval()
     expected = model(x := torch.randn(1, 32, 6, 6))
     accelerate_for_cpu(model, dtype="int8")
     assert not explain(model).replaced

@@ -127,7 +127,7 @@ def test_ranges_that_fit_no_single_example_are_left(monkeypatch: pytest.MonkeyPa
     accelerate_for_cpu(model, dtype="int8-static", calibration=calls)
     left = [item for item in explain(model).left if item.structure == STRUCTURE]
     assert left
-    assert all("quantised at run time" in str(item.reason) for item in left)
+    assert all("quantized at run time" in str(item.reason) for item in left)
     assert error(model(pixels).last_hidden_state, expected) <= 0.06
 
 

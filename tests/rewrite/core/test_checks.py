@@ -39,7 +39,7 @@ def _meta_buffer():
 BAD = {
     r"Model is in training mode.*model\.eval\(\)": Model(),
     r"its module 'layer\.1' is in training mode": _training(),
-    r"layer\.0\.weight is not initialised yet: run the model once": _lazy(),
+    r"layer\.0\.weight is not initialized yet: run the model once": _lazy(),
     r"layer\.0\.weight is on the meta device and has no values": Model().eval().to("meta"),
     r"layer\.2\.running_mean is on the meta device": _meta_buffer(),
     r"layer\.0\.weight holds NaN or infinite values": _not_finite(torch.nan),

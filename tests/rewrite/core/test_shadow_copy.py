@@ -183,7 +183,7 @@ def test_other_writes_are_none_of_its_business() -> None:
 
 
 def test_a_copy_has_the_attributes_of_its_module() -> None:
-    """Compiled blocks are recognised by the attributes that were read while a shadow of one was traced."""
+    """Compiled blocks are recognized by the attributes that were read while a shadow of one was traced."""
     layer = Layer()
     for one, other in zip(shadow_of(layer).modules(), layer.modules(), strict=True):
         assert vars(one).keys() == vars(other).keys()

@@ -60,22 +60,22 @@ def test_row_error_sees_scale_single_rows_and_nan():
     assert row_error(reference[:1], reference) == float("inf")
 
 
-def test_single_rows_may_be_quantised_otherwise_and_no_more():
+def test_single_rows_may_be_quantized_otherwise_and_no_more():
     reference = torch.randn(20, 64, generator=torch.Generator().manual_seed(0))
     rows = {count: reference.clone() for count in (0, 3, 6)}
     for count, moved in rows.items():
         moved[:count] *= 1.003
     alike = {
-        (count, quantises): computes_alike(moved, reference, 2e-3, quantises=quantises)
+        (count, quantizes): computes_alike(moved, reference, 2e-3, quantizes=quantizes)
         for count, moved in rows.items()
-        for quantises in (True, False)
+        for quantizes in (True, False)
     }
     assert [key for key, holds in alike.items() if holds] == [(0, True), (0, False), (3, True)]
     rows[3][0] *= 1.02
-    assert not computes_alike(rows[3], reference, 2e-3, quantises=True)
-    assert not computes_alike(reference[:3], reference, 2e-3, quantises=True)
+    assert not computes_alike(rows[3], reference, 2e-3, quantizes=True)
+    assert not computes_alike(reference[:3], reference, 2e-3, quantizes=True)
     rows[0][5, 5] = torch.nan
-    assert not computes_alike(rows[0], reference, 2e-3, quantises=True)
+    assert not computes_alike(rows[0], reference, 2e-3, quantizes=True)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

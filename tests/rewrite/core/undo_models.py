@@ -159,7 +159,7 @@ class Attending(nn.Module):
 
 
 def static():
-    """A convolution that torch.ao has quantised with its input's range."""
+    """A convolution that torch.ao has quantized with its input's range."""
     model = nn.Sequential(quantization.QuantStub(), nn.Conv2d(3, 16, 3), quantization.DeQuantStub()).eval()
     model.qconfig = quantization.get_default_qconfig("x86")
     prepared = quantization.prepare(model)

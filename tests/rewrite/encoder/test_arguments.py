@@ -160,7 +160,7 @@ def test_tokens_do_not_see_later_ones_where_the_original_says_so_without_a_mask(
 
 
 @pytest.mark.usefixtures("nothing_is_recorded")
-def test_tables_for_neighbouring_features_are_told() -> None:
+def test_tables_for_neighboring_features_are_told() -> None:
     model = accelerate_for_cpu(tf.RoFormerModel(tf.RoFormerConfig(**SIZES)).eval(), dtype="float32")
     assert not fused_layers(model)
     reasons = [item.reason for item in explain(model).left if item.structure == STRUCTURE]

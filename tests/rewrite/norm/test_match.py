@@ -14,9 +14,9 @@ class MeanNorm(nn.Module):
         self.epsilon = eps
 
     def forward(self, x):
-        centred = x - x.mean(-1, keepdim=True)
+        centered = x - x.mean(-1, keepdim=True)
         return (
-            self.weight * centred / torch.sqrt(centred.pow(2).mean(-1, keepdim=True) + self.epsilon)
+            self.weight * centered / torch.sqrt(centered.pow(2).mean(-1, keepdim=True) + self.epsilon)
             + self.bias
         )
 

@@ -21,7 +21,7 @@ from transformers import (
 from transformers.models.detr.modeling_detr import DetrDecoder
 from transformers.models.instructblip.modeling_instructblip import InstructBlipQFormerModel
 
-from tests.architectures.models import randomise
+from tests.architectures.models import randomize
 
 Batch = dict[str, Any]
 _WIDTHS: dict[str, Any] = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -111,7 +111,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[int, int, int], Batch
 def made(name: str) -> nn.Module:
     torch.manual_seed(0)
     model = MODELS[name][0]().eval()
-    randomise(model)
+    randomize(model)
     return model
 
 

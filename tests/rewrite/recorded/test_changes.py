@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers.models.lw_detr.modeling_lw_detr import LwDetrViTBackbone, LwDetrViTConfig
 
 from hf_cpu_accel import accelerate_for_cpu
-from tests.architectures.models import randomise
+from tests.architectures.models import randomize
 from tests.rewrite.recorded.models import Stack, Written
 from tests.rewrite.recorded.test_recorded_layer import (
     error,
@@ -152,7 +152,7 @@ def test_layers_whose_outputs_transformers_collects() -> None:
     model = LwDetrViTBackbone(
         LwDetrViTConfig(image_size=64, pretrain_image_size=64, **sizes, **windows)
     ).eval()
-    randomise(model)
+    randomize(model)
     images = torch.randn(2, 3, 64, 64)
 
     def collected() -> tuple[Tensor, ...]:

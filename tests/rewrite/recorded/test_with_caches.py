@@ -91,7 +91,7 @@ def test_other_dtypes(name: str, dtype: str) -> None:
         accelerate_for_cpu(tried, dtype=dtype)
         for _ in range(2):
             ours = tried(IDS, **batch).logits
-        # BLIP's own forward rounds scores to bfloat16, which moves numbers over the steps of quantised ones.
+        # BLIP's own forward rounds scores to bfloat16, which moves numbers over the steps of quantized ones.
         assert any(programs(tried)) or (name == "blip" and tried.dtype is torch.bfloat16)
         for layer in recorded(tried):
             next(iter(layer.children())).register_forward_hook(lambda *_: None)

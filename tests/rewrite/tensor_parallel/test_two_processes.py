@@ -77,7 +77,7 @@ def test_greedy_tokens_are_those_of_one_process(name: str, found: dict[str, tupl
 def test_both_have_the_same_logits_as_near_as_one_process(
     name: str, dtype: str, found: dict[str, tuple[Found, ...]]
 ) -> None:
-    """Each part of a row is quantised by itself, so that integers round otherwise than in one process, and no worse."""
+    """Each part of a row is quantized by itself, so that integers round otherwise than in one process, and no worse."""
     one, first, second = found[name]
     assert first[dtype]["tokens"] == second[dtype]["tokens"]
     assert first[dtype]["logits"] == second[dtype]["logits"]

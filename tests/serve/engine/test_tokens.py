@@ -44,7 +44,7 @@ def test_more_rows_than_the_smallest_products_have():
 
 @pytest.mark.parametrize(("dtype", "kv_cache"), [("bfloat16", "auto"), ("float32", "int8"), ("int8", "auto")])
 def test_other_dtypes_get_the_tokens_of_the_engine_alone(dtype, kv_cache):
-    """Few rows and many are rounded alike in these sizes, so neighbours change nothing."""
+    """Few rows and many are rounded alike in these sizes, so neighbors change nothing."""
     model = accelerated("llama", dtype, kv_cache)
     asked = list(zip(texts(9, 50), LENGTHS, strict=True))
     with Engine(model, rows=1) as engine:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from hf_cpu_accel.cli.bench.measure import EAGER, Result
 from hf_cpu_accel.cli.tables import milliseconds
-from hf_cpu_accel.measure.colours import EAGER_COLOUR, OURS_COLOUR, SLOWER_COLOUR
+from hf_cpu_accel.measure.colors import EAGER_COLOR, OURS_COLOR, SLOWER_COLOR
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -25,7 +25,7 @@ class Point:
     label: str
     intensity: float
     rate: float
-    colour: str = OURS_COLOUR
+    color: str = OURS_COLOR
 
 
 def latency_bars(figure: Figure, results: Sequence[Result]) -> None:
@@ -36,8 +36,8 @@ def latency_bars(figure: Figure, results: Sequence[Result]) -> None:
         [(result.seconds.value - result.seconds.low) * 1e3 for result in results],
         [(result.seconds.high - result.seconds.value) * 1e3 for result in results],
     ]
-    colours = [
-        EAGER_COLOUR if result.system == EAGER else SLOWER_COLOUR if result.slower else OURS_COLOUR
+    colors = [
+        EAGER_COLOR if result.system == EAGER else SLOWER_COLOR if result.slower else OURS_COLOR
         for result in results
     ]
     places = range(len(results))
@@ -45,7 +45,7 @@ def latency_bars(figure: Figure, results: Sequence[Result]) -> None:
         places,
         medians,
         height=0.62,
-        color=colours,
+        color=colors,
         xerr=errors,
         error_kw={"ecolor": "#333333", "elinewidth": 1, "capsize": 3},
     )
@@ -73,13 +73,13 @@ def limits(
     """The lines that a machine draws: operations a second over operations per byte of weights (Williams et al. 2009).
 
     Args:
-        peaks: label: (10^9 operations per second, colour).
+        peaks: label: (10^9 operations per second, color).
         read: 10^9 bytes per second.
         left, right: ends of the lines, in operations per byte.
         names: at which end of its line a label stands.
     """
-    for label, (peak, colour) in peaks.items():
-        axes.plot([left, peak / read, right], [left * read, peak, peak], color=colour, linewidth=1.5)
+    for label, (peak, color) in peaks.items():
+        axes.plot([left, peak / read, right], [left * read, peak, peak], color=color, linewidth=1.5)
         place = 1.1 * left if names == "left" else right / 1.1
         axes.text(place, peak * 1.12, f"{peak:.0f} Gop/s, {label}", va="bottom", ha=names)
     axes.set_xscale("log")
@@ -91,7 +91,7 @@ def limits(
 def roofline(
     figure: Any, peaks: Mapping[str, tuple[float, str]], read: float, points: Sequence[Point]
 ) -> None:
-    """Points under the limits of the machine; those of one label are drawn in one colour, with one label."""
+    """Points under the limits of the machine; those of one label are drawn in one color, with one label."""
     axes = figure.add_axes((0.13, 0.13, 0.83, 0.72))
     left = min(0.5, *(point.intensity / 2 for point in points))
     right = max(1000.0, *(point.intensity * 2 for point in points))
@@ -104,7 +104,7 @@ def roofline(
             [point.intensity for point in alike],
             [point.rate for point in alike],
             "o",
-            color=alike[0].colour,
+            color=alike[0].color,
             markersize=5,
             alpha=0.8,
             label=label,

@@ -10,8 +10,8 @@ from rich.table import Table
 
 from hf_cpu_accel.cli.bench.drawings import bare, open_figure
 from hf_cpu_accel.cli.bench.generation_measure import Result
-from hf_cpu_accel.cli.tables import coloured_ratio, milliseconds, results_table
-from hf_cpu_accel.measure.colours import EAGER_COLOUR, OURS_COLOUR, SLOWER_COLOUR
+from hf_cpu_accel.cli.tables import colored_ratio, milliseconds, results_table
+from hf_cpu_accel.measure.colors import EAGER_COLOR, OURS_COLOR, SLOWER_COLOR
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -38,7 +38,7 @@ def table(results: Sequence[Result], title: str, caption: str) -> Table:
             share(result.flops_share),
             rate(result.decode),
             share(result.read_share),
-            coloured_ratio(result.step_speedup.value),
+            colored_ratio(result.step_speedup.value),
             milliseconds(result.first.value),
             "-" if result.peak_bytes is None else f"{result.peak_bytes / 1e6:.0f}",
         )
@@ -91,11 +91,11 @@ def _bars(
     speedups: Sequence[float],
     label: str,
 ) -> None:
-    colours = [
-        EAGER_COLOUR if result.eager else SLOWER_COLOUR if ratio < 1 else OURS_COLOUR
+    colors = [
+        EAGER_COLOR if result.eager else SLOWER_COLOR if ratio < 1 else OURS_COLOR
         for result, ratio in zip(results, speedups, strict=True)
     ]
-    axes.barh(range(len(results)), rates, height=0.62, color=colours)
+    axes.barh(range(len(results)), rates, height=0.62, color=colors)
     limits = [rate / share for rate, share in zip(rates, shares, strict=True) if share]
     reach = max([*rates, *limits])
     for place, (result, value, limit, ratio) in enumerate(zip(results, rates, shares, speedups, strict=True)):

@@ -48,7 +48,7 @@ class Workload:
         return f"{self.title}, {TEXT_GENERATION}, {self.batch} x {self.prompt} tokens, {self.new} new"
 
     def build(self) -> PreTrainedModel:
-        """The model in bfloat16 with a language modelling head, in eval mode, set to plain greedy search."""
+        """The model in bfloat16 with a language modeling head, in eval mode, set to plain greedy search."""
         model = self.load()
         plain_greedy(model)
         return model
@@ -110,7 +110,7 @@ def load(model: str) -> PreTrainedModel:
 
 
 def auto_class(config: PreTrainedConfig, name: str) -> str:
-    """The transformers auto class that gives a model of this configuration its language modelling head.
+    """The transformers auto class that gives a model of this configuration its language modeling head.
 
     Raises ValueError if it has none that generates; `name` is how the message calls the model.
     """

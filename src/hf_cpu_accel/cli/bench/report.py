@@ -11,7 +11,7 @@ from rich.table import Table
 
 from hf_cpu_accel.cli.bench.drawings import latency_bars, open_figure
 from hf_cpu_accel.cli.bench.measure import EAGER, Result
-from hf_cpu_accel.cli.tables import coloured_ratio, interval, milliseconds, results_table
+from hf_cpu_accel.cli.tables import colored_ratio, interval, milliseconds, results_table
 
 _HEADINGS = (
     "system",
@@ -35,7 +35,7 @@ def table(results: Sequence[Result], title: str, caption: str) -> Table:
             result.system,
             milliseconds(result.seconds.value),
             interval(result.seconds),
-            "1.00x" if eager else coloured_ratio(result.speedup.value),
+            "1.00x" if eager else colored_ratio(result.speedup.value),
             "-" if eager else f"{result.agreement.worst_cosine:.6f}",
             "-" if eager else f"{result.agreement.max_relative_error:.1e}",
             "-" if result.peak_bytes is None else f"{result.peak_bytes / 1e6:.0f}",

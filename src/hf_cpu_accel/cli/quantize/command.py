@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 # For a dtype, those that a mix may have besides.
 _FINER = {"int4": ("int8", "bfloat16"), "int8": ("bfloat16",)}
 _WINDOW = 128  # tokens of an example to measure on
-_PICTURE = "quantisation.png"
+_PICTURE = "quantization.png"
 
 
 def quantize(
@@ -65,7 +65,7 @@ def quantize(
     ] = 4096,
     threads: Annotated[int | None, options.threads()] = None,
 ) -> None:
-    """Quantise a model of transformers that reads text, and write it as `pack` does.
+    """Quantize a model of transformers that reads text, and write it as `pack` does.
 
     hf-cpu-accel quantize HuggingFaceTB/SmolLM2-360M-Instruct ./smollm2-int4 --calibration some.txt --report
     """

@@ -39,7 +39,7 @@ class Option:
     Attributes:
         dtype: that it is asked for in; `form` is what it is packed as.
         error: of its outputs, root mean square, relative to their size.
-        loss: estimated, of the model's answers, if this linear alone is quantised.
+        loss: estimated, of the model's answers, if this linear alone is quantized.
     """
 
     dtype: str

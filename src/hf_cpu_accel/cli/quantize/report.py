@@ -1,4 +1,4 @@
-"""How `hf-cpu-accel quantize --report` shows what quantisation costs: tables, JSON and a picture."""
+"""How `hf-cpu-accel quantize --report` shows what quantization costs: tables, JSON and a picture."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hf_cpu_accel.cli.bench.drawings import bare
 from hf_cpu_accel.cli.quantize.measure import LinearLosses
 from hf_cpu_accel.cli.quantize.mix import Mix
 from hf_cpu_accel.cli.tables import results_table
-from hf_cpu_accel.measure.colours import EAGER_COLOUR, OURS_COLOUR, SLOWER_COLOUR
+from hf_cpu_accel.measure.colors import EAGER_COLOR, OURS_COLOR, SLOWER_COLOR
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -62,7 +62,7 @@ class Report:
     def summary(self) -> str:
         return (
             f"loss of the answers, {self.unit}: {self.measured:.3g} measured on {self.dtype} as a whole; {self.estimated:.3g} "
-            "estimated as the sum over linears, each quantised alone (second order)"
+            "estimated as the sum over linears, each quantized alone (second order)"
         )
 
 
@@ -167,7 +167,7 @@ def _draw_shares(axes: Axes, report: Report, names: Sequence[str]) -> None:
     axes.set_xlabel("layer", fontsize=8)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_title(
-        f"share of the loss in {report.dtype}, each linear quantised alone", fontsize=9, loc="left"
+        f"share of the loss in {report.dtype}, each linear quantized alone", fontsize=9, loc="left"
     )
     axes.tick_params(length=0, labelsize=7)
     axes.spines[:].set_visible(False)
@@ -179,16 +179,16 @@ def _draw_shares(axes: Axes, report: Report, names: Sequence[str]) -> None:
 
 def _draw_curve(axes: Axes, report: Report) -> None:
     axes.plot(
-        [mix.nbytes / 1e6 for mix in report.found], [mix.loss for mix in report.found], color=OURS_COLOUR
+        [mix.nbytes / 1e6 for mix in report.found], [mix.loss for mix in report.found], color=OURS_COLOR
     )
     for dtype in report.linears[0].options:
         options = [linear.options[dtype] for linear in report.linears]
         point = sum(option.nbytes for option in options) / 1e6, sum(option.loss for option in options)
-        axes.plot(*point, "o", color=EAGER_COLOUR)
+        axes.plot(*point, "o", color=EAGER_COLOR)
         axes.annotate(f"all {dtype}", point, xytext=(5, 5), textcoords="offset points", fontsize=8)
     if report.chosen is not None:
         point = report.chosen.nbytes / 1e6, report.chosen.loss
-        axes.plot(*point, "D", color=SLOWER_COLOUR)
+        axes.plot(*point, "D", color=SLOWER_COLOR)
         axes.annotate(
             f"proposed: {report.asked}", point, xytext=(7, 7), textcoords="offset points", fontsize=8
         )

@@ -11,7 +11,7 @@ from hf_cpu_accel.cli.report.advice import advice
 from hf_cpu_accel.cli.report.layers import largest, total
 from hf_cpu_accel.cli.report.measure import Report
 from hf_cpu_accel.cli.tables import milliseconds, ratio_text
-from hf_cpu_accel.measure.colours import EAGER_COLOUR, OURS_COLOUR, SLOWER_COLOUR
+from hf_cpu_accel.measure.colors import EAGER_COLOR, OURS_COLOR, SLOWER_COLOR
 from hf_cpu_accel.measure.generation_cost import peak_of
 from hf_cpu_accel.plan_tree import tree
 
@@ -38,7 +38,7 @@ def page(report: Report, facts: dict[str, object], caption: str) -> str:
         width=lambda estimate: f"{100 * estimate.value / max(slowest, 1e-12):.2f}",
         before=total(report.layers, "before"),
         after=total(report.layers, "after"),
-        colours={"eager": EAGER_COLOUR, "ours": OURS_COLOUR, "slower": SLOWER_COLOUR},
+        colors={"eager": EAGER_COLOR, "ours": OURS_COLOR, "slower": SLOWER_COLOR},
     )
 
 
@@ -56,15 +56,15 @@ def _roofline(report: Report) -> str:
     if report.peaks is None or not layers:
         return ""
     limits = {
-        f"{label} arithmetic": (peak, colour)
-        for label, peak, colour in (
-            ("float32", report.peaks.float32, EAGER_COLOUR),
-            (report.dtype, peak_of(report.peaks, report.dtype), OURS_COLOUR),
+        f"{label} arithmetic": (peak, color)
+        for label, peak, color in (
+            ("float32", report.peaks.float32, EAGER_COLOR),
+            (report.dtype, peak_of(report.peaks, report.dtype), OURS_COLOR),
         )
     }
     kinds = list(dict.fromkeys(layer.kind for layer in layers))
     points = [
-        Point(layer.kind, layer.intensity, layer.rate, _COLOURS[kinds.index(layer.kind) % len(_COLOURS)])
+        Point(layer.kind, layer.intensity, layer.rate, _COLORS[kinds.index(layer.kind) % len(_COLORS)])
         for layer in layers
     ]
     figure: Any = Figure(figsize=_SIZE)
@@ -72,4 +72,4 @@ def _roofline(report: Report) -> str:
     return drawings.svg(figure, "roofline")
 
 
-_COLOURS = ("#0b5c99", "#7b341e", "#2f855a", "#6b46c1", "#b7791f", "#c53030")
+_COLORS = ("#0b5c99", "#7b341e", "#2f855a", "#6b46c1", "#b7791f", "#c53030")

@@ -22,7 +22,7 @@ class Layers:
         path: of the list.
         kind: their class.
         count: how many of them the list has.
-        runs_as: the structure that was recognised, None if they run in parts.
+        runs_as: the structure that was recognized, None if they run in parts.
         reasons: why, if they run in parts.
     """
 

@@ -1,6 +1,6 @@
 """Compiled blocks on disk: found by what they were made of and with, used only if nothing of that has changed.
 
-An artefact is machine code, and what `description.py` says about it. It is loaded from the folder of this package in the home of
+An artifact is machine code, and what `description.py` says about it. It is loaded from the folder of this package in the home of
 the user if no other user can have written there, and from a bundle that the user has said to trust.
 """
 
@@ -40,7 +40,7 @@ _INSTRUCTIONS = re.compile(r"avx|amx|fma|f16c|sse4|asimd|sve|bf16|i8mm")  # flag
 
 
 def folder_of(block: nn.Module, key: Key) -> Path:
-    """Where artefacts for blocks of this structure and calls of this form are, each in a folder of its own."""
+    """Where artifacts for blocks of this structure and calls of this form are, each in a folder of its own."""
     cpu = hardware.detect()
     made_with = (
         torch.__version__,
@@ -55,7 +55,7 @@ def folder_of(block: nn.Module, key: Key) -> Path:
 
 
 def find(block: nn.Module, key: Key, bundle: Path | None = None) -> Library | None:
-    """An artefact made for such a block and call, whose sources are unchanged; None if there is none.
+    """An artifact made for such a block and call, whose sources are unchanged; None if there is none.
 
     Args:
         bundle: a folder that `export` wrote and that the user trusts.
@@ -71,7 +71,7 @@ def find(block: nn.Module, key: Key, bundle: Path | None = None) -> Library | No
 
 
 def export(libraries: Iterable[Library], bundle: Path) -> int:
-    """Copy the artefacts into the folder `bundle`, for machines of the same kind. Returns how many there are."""
+    """Copy the artifacts into the folder `bundle`, for machines of the same kind. Returns how many there are."""
     folders = {library.folder for library in libraries}
     for folder in folders:
         shutil.copytree(folder, bundle / _COMPILED / folder.parent.name / folder.name, dirs_exist_ok=True)
@@ -79,7 +79,7 @@ def export(libraries: Iterable[Library], bundle: Path) -> int:
 
 
 def load(folder: Path, *, trusted: bool = False) -> Library | None:
-    """The artefact in `folder`; None if it is damaged, stale, or neither `trusted` nor this user's own."""
+    """The artifact in `folder`; None if it is damaged, stale, or neither `trusted` nor this user's own."""
     foreign = None if trusted else _foreign(folder)
     if foreign is not None:
         say(
@@ -124,7 +124,7 @@ def _remove(path: Path) -> None:
 
 
 def _foreign(folder: Path) -> str | None:
-    """Which file of an artefact another user can have put there, and why."""
+    """Which file of an artifact another user can have put there, and why."""
     paths = (folder.parent, folder, *(folder / name for name in _FILES))
     reasons = ((path, problem(path)) for path in paths)
     return next((f"{path}: {reason}" for path, reason in reasons if reason is not None), None)

@@ -20,7 +20,7 @@ _REMEMBERED = 512  # shapes
 
 
 class Library:
-    """A loaded artefact, shared by the blocks that it fits.
+    """A loaded artifact, shared by the blocks that it fits.
 
     Raises:
         ValueError: its sizes or guards are no arithmetic on the sizes of a call.

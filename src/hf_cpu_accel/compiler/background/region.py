@@ -68,7 +68,7 @@ class Region:
     blocks: the forwards that stand in front of them.
     mode: "background" or "now".
     dtype: of packed weights.
-    bundle: where artefacts are looked for, too.
+    bundle: where artifacts are looked for, too.
     forms: {key of a call: what became of it}.
     other_calls: why calls were not looked at, or None if all were.
     closed: the model was restored.

@@ -15,7 +15,7 @@ import torch
 
 from hf_cpu_accel.runtime.files import PACKAGE
 
-# What the version numbers and the fingerprint in an artefact's key say already.
+# What the version numbers and the fingerprint in an artifact's key say already.
 _KNOWN = tuple(f"{Path(folder).resolve()}/" for folder in (*torch.__path__, str(PACKAGE)))
 _STANDARD = str(Path(sysconfig.get_paths()["stdlib"]).resolve()) + "/"
 

@@ -2,7 +2,7 @@
 
 The job comes as its standard input, a file without a name that the parent has written: modules are sent as a pickle, which runs
 whatever is in it, so there must be no path at which another user could put another. What came of it is left as `result.json` in a
-folder that the parent has made for this child: {"state": "done", "text": folder of the artefact, "cpu_seconds": number}, or
+folder that the parent has made for this child: {"state": "done", "text": folder of the artifact, "cpu_seconds": number}, or
 "failed" and why.
 """
 
@@ -24,7 +24,7 @@ Result = tuple[str, str, float]
 
 @dataclass(frozen=True)
 class Job:
-    """A block, one call of it, the threads that the library is for, and where the artefact goes."""
+    """A block, one call of it, the threads that the library is for, and where the artifact goes."""
 
     block: Any
     args: tuple[Any, ...]
@@ -40,7 +40,7 @@ def run(job: Job, folder: Path) -> Result:
     from hf_cpu_accel.compiler.background.trace import NotCompiled, compile_block
 
     start = _cpu_seconds()
-    made = folder / "artefact"
+    made = folder / "artifact"
     made.mkdir()
     try:
         problem = torch_private.problem()

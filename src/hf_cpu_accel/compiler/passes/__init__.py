@@ -26,7 +26,7 @@ from hf_cpu_accel.compiler.passes import (
     narrow_attention,
     norm,
     parallel_linears,
-    quantised,
+    quantized,
     residual,
     rotary,
     simplify,
@@ -36,7 +36,7 @@ from hf_cpu_accel.compiler.rewriter import Rewriter
 PASSES: dict[str, Callable[[Rewriter], int]] = {
     "simplify": simplify.apply,
     "constants": constants.apply,
-    "quantised": quantised.apply,  # after `constants`, which has made weights of what is widened; before what packs them
+    "quantized": quantized.apply,  # after `constants`, which has made weights of what is widened; before what packs them
     "messages": messages.apply,
     "batch_norm": batch_norm.apply,  # before `convolution`: what it folds into is packed by that
     "convolution": convolution.apply,

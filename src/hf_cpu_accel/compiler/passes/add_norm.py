@@ -1,6 +1,6 @@
 """A sum and its norm, both of which the model goes on with: one pass over memory.
 
-Sums that became the epilogue of a linear layer are no sums any more: what is left are those of branches that are normalised
+Sums that became the epilogue of a linear layer are no sums any more: what is left are those of branches that are normalized
 themselves (OLMo 2, Gemma 3), and of parallel ones. A sum of what Inductor computes is left to it, which adds while it computes.
 """
 

@@ -18,7 +18,7 @@ from hf_cpu_accel.compiler.passes.match import (
     is_tensor,
     value,
 )
-from hf_cpu_accel.compiler.passes.quantised import PACKED_AS
+from hf_cpu_accel.compiler.passes.quantized import PACKED_AS
 from hf_cpu_accel.compiler.passes.residual import is_residual
 from hf_cpu_accel.compiler.rewriter import Rewriter, aten
 from hf_cpu_accel.compiler.weight_transforms import PackedConvolution

@@ -5,7 +5,7 @@ What the passes before made of a layer is read backwards from its end:
     norms last    n = norm(x + output(attention(split(x))));   norm(n + ffn(n))
     norms first   y = x + output(attention(split(norm(x))));   y + ffn(norm(y))
 
-All positions are computed, those of padding too: what a graph returns must not depend on how much of it was recognised.
+All positions are computed, those of padding too: what a graph returns must not depend on how much of it was recognized.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ import torch
 from torch.fx import Node
 
 from hf_cpu_accel.compiler.passes.match import FLOATING, VIEWS, args_of, axis, is_call, same_size, value
-from hf_cpu_accel.compiler.passes.quantised import PACKED_AS
+from hf_cpu_accel.compiler.passes.quantized import PACKED_AS
 from hf_cpu_accel.compiler.rewriter import Rewriter, aten
 from hf_cpu_accel.compiler.weight_transforms import JoinedBiases, PackedLinears
 from hf_cpu_accel.packing.linear import dtype_of

@@ -1,6 +1,6 @@
 """Rotary positions, x * cos + rotate_half(x) * sin, written out: `rotary_embedding` (Su et al. 2021, arXiv:2104.09864).
 
-rotate_half is cat(-x[D/2:], x[:D/2]), or, for pairs of neighbours, stack(-x[1::2], x[::2]) put back in a row. Left to itself,
+rotate_half is cat(-x[D/2:], x[:D/2]), or, for pairs of neighbors, stack(-x[1::2], x[::2]) put back in a row. Left to itself,
 generated code copies the halves, and computes cosine and sine of the angles anew for every head of every layer that reads them.
 """
 
@@ -90,7 +90,7 @@ def _is_table(table: object, heads: Node, dim: int) -> bool:
 
 
 def _turned(heads: object, half: object) -> bool | None:
-    """Whether pairs are neighbours, if `half` is `heads` with the features of each pair exchanged and one of them negative."""
+    """Whether pairs are neighbors, if `half` is `heads` with the features of each pair exchanged and one of them negative."""
     if not is_tensor(heads) or not is_tensor(half):
         return None
     x, turned = unconverted(heads), unconverted(half)
@@ -100,7 +100,7 @@ def _turned(heads: object, half: object) -> bool | None:
     if is_call(turned, aten.flatten.using_ints, *VIEWS) and is_call(args_of(turned)[0], aten.stack.default):
         stack = args_of(turned)[0]
         parts = args_of(stack)[0]
-        return True if len(parts) == 2 and _last(stack, [stack]) and _are_neighbours(parts, x) else None
+        return True if len(parts) == 2 and _last(stack, [stack]) and _are_neighbors(parts, x) else None
     return None
 
 
@@ -116,7 +116,7 @@ def _are_halves(parts: list[Node], x: Node) -> bool:
     return high is not None and _is_slice(high, x, size // 2, size, 1) and _is_slice(low, x, 0, size // 2, 1)
 
 
-def _are_neighbours(parts: list[Node], x: Node) -> bool:
+def _are_neighbors(parts: list[Node], x: Node) -> bool:
     odd, even = _negated(parts[0]), unconverted(parts[1])
     if odd is None:
         return False

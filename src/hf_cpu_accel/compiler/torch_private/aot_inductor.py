@@ -34,7 +34,7 @@ def write_library(graph: GraphModule, path: str, threads: int) -> None:
     graph.graph.set_codegen(CodeGen())  # a row of inputs, a row of outputs
     graph.recompile()
     inputs = [node.meta["val"] for node in graph.graph.find_nodes(op="placeholder")]
-    # The code around the kernels is long and runs once per call: optimising it takes most of the time and gains nothing.
+    # The code around the kernels is long and runs once per call: optimizing it takes most of the time and gains nothing.
     options = {"aot_inductor.compile_wrapper_opt_level": "O0", "cpp.threads": threads}
     with torch.no_grad():
         _package(graph, tuple(inputs), {}, path, options)

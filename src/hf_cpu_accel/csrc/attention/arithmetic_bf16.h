@@ -13,7 +13,7 @@ namespace HFCA_TIER {
 
 #if HFCA_MMLA
 // Rows lie in pairs once pair() has brought them together. Integers have no products of values here that are faster, so that what a
-// quantised model has in float32 is rounded to bfloat16, too.
+// quantized model has in float32 is rounded to bfloat16, too.
 struct ProductsBf16 {
   static constexpr int rows_at_once = MmlaGemm<MmlaBf16>::tile_rows;
   static bool takes(const hfca::Attention& a) { return a.may_be_bfloat16() && !a.rows; }

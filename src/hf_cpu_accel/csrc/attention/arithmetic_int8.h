@@ -63,7 +63,7 @@ class ArithmeticInt8 {
   void pack(const hfca::Heads& x, const int64_t* at, int rows, const PackedQueries& to) const {
     float step[Simd::width];
     with_type(x, [&](const auto* data) {
-      quantise([&](int i) { return data + at[i]; }, a_.head_dim, rows, step,
+      quantize([&](int i) { return data + at[i]; }, a_.head_dim, rows, step,
                [&](int i, int64_t w) { return packed_word(to.data, rows, i, w); });
     });
     for (int i = 0; i < rows; ++i) to.scale[i] = step[i] * a_.scale;
@@ -164,8 +164,8 @@ class ArithmeticInt8 {
   // Up to `width` rows of features as integers, round(x / step[i]) + zero. row(i): where row i begins; to(i, w): where its words from w on
   // go, up to a whole line.
   template <class Row, class To>
-  static void quantise(const Row& row, int64_t features, int rows, float (&step)[Simd::width], const To& to) {
-    static_assert(tile_rows <= Simd::width, "the rows of a tile are quantised together");
+  static void quantize(const Row& row, int64_t features, int rows, float (&step)[Simd::width], const To& to) {
+    static_assert(tile_rows <= Simd::width, "the rows of a tile are quantized together");
     Float magnitude[Simd::width];
     for (int i = 0; i < Simd::width; ++i) {
       magnitude[i] = Simd::zero();
@@ -200,7 +200,7 @@ class ArithmeticInt8 {
     const int keys = count - k < Simd::width ? count > k ? static_cast<int>(count - k) : 0 : Simd::width;
     float step[Simd::width];
     with_type(x, [&](const auto* data) {
-      quantise([&](int i) { return data + at(k + i); }, a_.head_dim, keys, step,
+      quantize([&](int i) { return data + at(k + i); }, a_.head_dim, keys, step,
                [&](int i, int64_t w) { return rows + i * row_words_ + w; });
     });
     for (int i = 0; i < Simd::width; ++i) to.scale[k + i] = step[i];

@@ -72,13 +72,13 @@ struct Attention {
   const float* sinks = nullptr;  // [query head], a score that counts in the sum and has no value
   const int32_t* rows = nullptr;  // the "batch" in which each of the first row_keys keys lies; the others lie in their own
   int64_t row_keys = 0;
-  bool quantised = false;  // may be computed in integers, where the CPU has the instructions: arithmetic_int8.h
+  bool quantized = false;  // may be computed in integers, where the CPU has the instructions: arithmetic_int8.h
 
-  // Of queries, keys and values; those of a quantised model may be rounded to it.
+  // Of queries, keys and values; those of a quantized model may be rounded to it.
   bool are_bfloat16() const {
     return query.type == HeadType::bfloat16 && key.type == HeadType::bfloat16 && value.type == HeadType::bfloat16;
   }
-  bool may_be_bfloat16() const { return are_bfloat16() || (quantised && key.type != HeadType::int8 && value.type != HeadType::int8); }
+  bool may_be_bfloat16() const { return are_bfloat16() || (quantized && key.type != HeadType::int8 && value.type != HeadType::int8); }
   int64_t batch_of_key(int64_t key, int64_t own) const { return key < row_keys ? rows[key] : own; }
   int64_t first_visible(int64_t position) const {  // behind the global keys
     const int64_t first = position + kv_len - q_len - window + 1;

@@ -1,7 +1,7 @@
 // Attention of a block of query rows: loops over blocks of keys, and for each over tiles of rows.
 //
 // Cost of a task of R rows and K keys: 2 R K (head_dim + value_dim) FLOPs, R K exponentials, K (head_dim + value_dim) elements read
-// from memory and packed (once per task: rows amortise it), R (head_dim + value_dim) read and written. A key block (256 keys x 64
+// from memory and packed (once per task: rows amortize it), R (head_dim + value_dim) read and written. A key block (256 keys x 64
 // features x 2 x 4 bytes = 128 KB) stays in L2 while tiles of scores (14 x 256 x 4 bytes = 14 KB) live in L1.
 #pragma once
 #include "arithmetic_bf16.h"
@@ -83,7 +83,7 @@ inline void attend_tile(const hfca::Attention& a, const hfca::AttentionTask& tas
 }
 
 // What a row's sums are to be multiplied by, for the maximum and the sum of its exponentials; 0 if it attended nothing.
-inline float normaliser(const hfca::Attention& a, int64_t head, float maximum, float total) {
+inline float normalizer(const hfca::Attention& a, int64_t head, float maximum, float total) {
   if (!a.sinks) return total == 0.0f ? 0.0f : 1.0f / total;
   const float sink = a.sinks[head];
   if (maximum == -__builtin_inff()) return 0.0f;
@@ -99,7 +99,7 @@ inline void write_tile(const hfca::Attention& a, const hfca::AttentionTask& task
   const float* sums = s.sums + index * s.value_columns;
   RowPosition at(a, task, row);
   for (int i = 0; i < rows; ++i, at.step()) {
-    const Float inverse = Simd::set1(normaliser(a, at.head, s.maximum[index + i], s.total[index + i]));
+    const Float inverse = Simd::set1(normalizer(a, at.head, s.maximum[index + i], s.total[index + i]));
     const int64_t origin = task.batch * a.output.batch_stride + at.offset(a.output.head_stride, a.output.position_stride);
     for (int64_t d = 0; d < a.value_dim; d += Simd::width)
       store_features(a.output, origin + d, lanes(a.value_dim - d),
@@ -137,7 +137,7 @@ inline void merge_parts(const hfca::Attention& a, const hfca::AttentionTask& tas
       factor = maximum == -__builtin_inff() ? 0.0f : exp_nonpositive(factor - maximum);
       total += factor * part[rows * (columns + 1) + i];
     });
-    const Float inverse = Simd::set1(normaliser(a, at.head, maximum, total));
+    const Float inverse = Simd::set1(normalizer(a, at.head, maximum, total));
     const int64_t origin = task.batch * a.output.batch_stride + at.offset(a.output.head_stride, a.output.position_stride);
     for (int64_t d = 0; d < a.value_dim; d += Simd::width) {
       Float sum = Simd::zero();
@@ -205,7 +205,7 @@ inline auto with_arithmetic([[maybe_unused]] const hfca::Attention& a, int64_t r
   using hfca::HeadType;
   if (rows <= unpacked_rows && !a.positions) return f(Type<FewRows>{});
 #if HFCA_DOT_INT16
-  if (a.quantised && !a.rows && a.key.type != HeadType::int8 && a.head_dim <= ArithmeticInt8::most_features)
+  if (a.quantized && !a.rows && a.key.type != HeadType::int8 && a.head_dim <= ArithmeticInt8::most_features)
     return f(Type<ArithmeticInt8>{});
 #endif
 #if HFCA_ARITHMETIC_BF16

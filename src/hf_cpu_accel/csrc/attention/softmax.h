@@ -101,10 +101,10 @@ inline void hide_scores(float* scores, int64_t distance, int64_t hidden) {
 
 // Turns the first `visible` scores of a row into exp(score - shift) and the rest up to `keys` into 0; returns their sum.
 inline float exponentials(float* scores, int64_t distance, int64_t visible, int64_t keys, float shift) {
-  const Float centre = Simd::set1(shift);
+  const Float center = Simd::set1(shift);
   Float sum[2] = {Simd::zero(), Simd::zero()};
   const auto step = [&](float* p, int which) HFCA_INLINE {
-    const Float x = exp_nonpositive(Simd::sub(Simd::load(p), centre));
+    const Float x = exp_nonpositive(Simd::sub(Simd::load(p), center));
     Simd::store(p, x);
     sum[which] = Simd::add(sum[which], x);
   };

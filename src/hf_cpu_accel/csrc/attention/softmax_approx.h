@@ -54,9 +54,9 @@ inline float approx_exponentials(const float* scores, int64_t distance, int64_t 
     return approx_powers(scores, distance, visible, keys, [&](Float score) HFCA_INLINE { return Simd::fma(score, factor, offset); }, store);
   }
   // All scores of the row are masked, by the lowest float or -1e9: of such numbers, the difference is all that counts.
-  const Float offset = Simd::set1(power), centre = Simd::set1(shift);
+  const Float offset = Simd::set1(power), center = Simd::set1(shift);
   return approx_powers(
-      scores, distance, visible, keys, [&](Float score) HFCA_INLINE { return Simd::fma(Simd::sub(score, centre), factor, offset); }, store);
+      scores, distance, visible, keys, [&](Float score) HFCA_INLINE { return Simd::fma(Simd::sub(score, center), factor, offset); }, store);
 }
 
 }  // namespace HFCA_TIER

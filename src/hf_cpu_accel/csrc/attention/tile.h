@@ -19,7 +19,7 @@ template <class Dot>
 constexpr int values_of_word = Dot::Words::count(chunk) == chunk ? 1 : 2;
 
 // sums[rows][columns] = factor * left[k / 32][rows][32] @ right[k][columns], or with `accumulate` the old sums + the product, columns =
-// vectors * Simd::width of a chunk. Where two values share a word, so do those of two neighbouring rows of `right`. `words`: of k.
+// vectors * Simd::width of a chunk. Where two values share a word, so do those of two neighboring rows of `right`. `words`: of k.
 template <class Dot, int rows, int vectors>
 inline void multiply_tile(const uint32_t* __restrict left, int64_t words, const uint32_t* __restrict right, float* __restrict sums,
                           bool accumulate, float factor) {

@@ -86,8 +86,8 @@ class PatchConvolution {
         image_rows_(patches.out_height * patches.out_width),
         blocks_(g.m, words_, threads, g.n),
         plain_(patches.are_pixels()),
-        quantises_(bytes && !patches.have_several_pixels()),
-        patches_(bytes && !quantises_ ? bytes->patches(patches) : patches) {
+        quantizes_(bytes && !patches.have_several_pixels()),
+        patches_(bytes && !quantizes_ ? bytes->patches(patches) : patches) {
     if (gathers(g.kind, source.channels, patches.have_several_pixels())) {
       padded_.emplace(source, patches, g.kind == WeightKind::bfloat16 || g.input.bf16, source.channels);
       g_.input.bf16 = padded_->is_bf16(), patches_ = padded_->patches();
@@ -109,7 +109,7 @@ class PatchConvolution {
   void run(const Team& team) const {
     Gemm g = g_;  // see run_gemm
     if (padded_) padded_->make(team);
-    if (quantises_) g.image_steps = bytes_->steps(), g.image_rows = image_rows_;
+    if (quantizes_) g.image_steps = bytes_->steps(), g.image_rows = image_rows_;
     if (g.range) g.range += team.slot() * range_numbers;
     blocks_.each(team, [&](const Team& workers, int64_t slot, int64_t row, int64_t rows) {
       const GemmMemory& mine = memory_[static_cast<size_t>(slot)];
@@ -118,7 +118,7 @@ class PatchConvolution {
       part.runs = rows_->of(workers.slot());
       run_gemm(workers, part, mine, [&](int64_t first, int height) {
         rows_->set(workers.slot(), row + first, height, [&](int i, int64_t image) {
-          if (!bytes_ || quantises_) return;
+          if (!bytes_ || quantizes_) return;
           const ByteSteps& steps = bytes_->steps()[image];
           mine.scale[first + i] = steps.scale, mine.zero[first + i] = steps.zero;
         });
@@ -131,7 +131,7 @@ class PatchConvolution {
   const QuantizedImages* bytes_;
   int64_t threads_, words_, image_rows_;
   RowBlocks blocks_;
-  bool plain_, quantises_;  // quantises: pixels become bytes as they are packed
+  bool plain_, quantizes_;  // quantizes: pixels become bytes as they are packed
   Patches patches_;
   std::optional<PaddedImages> padded_;
   std::optional<PatchRows> rows_;

@@ -17,7 +17,7 @@ struct ImageTiles : TileGemm<Kind> {
     TileWork::enter();
     const int64_t panels = (g.n + hfca::panel_columns - 1) / hfca::panel_columns, pairs = (places.count + 1) / 2;
     const int64_t words = g.runs.count * places.steps * places.step_bytes / 4, bytes = words * hfca::panel_columns * 4;
-    const bool integers = Kind::quantised && requantises<true>(g);
+    const bool integers = Kind::quantized && requantizes<true>(g);
     const auto* const weight = static_cast<const char*>(g.weight);
     for (int64_t unit = begin; unit < end;) {
       const int64_t panel = unit / (2 * pairs) * 2, first = panel * pairs, side = panel + 1 < panels ? 2 : 1, behind = first + side * pairs;
@@ -91,8 +91,8 @@ struct ImageTiles : TileGemm<Kind> {
 
   static void finish_integers(const Gemm& g, float* sums, int64_t row, int rows, int64_t column, int columns) {
     const auto* integers = reinterpret_cast<const int32_t*>(sums);
-    columns == hfca::panel_columns ? requantise_tile<true, true>(g, integers, {row, column, rows, columns})
-                                   : requantise_tile<true, false>(g, integers, {row, column, rows, columns});
+    columns == hfca::panel_columns ? requantize_tile<true, true>(g, integers, {row, column, rows, columns})
+                                   : requantize_tile<true, false>(g, integers, {row, column, rows, columns});
   }
 };
 

@@ -11,7 +11,7 @@ struct QuantizeImageKernels {
   ByteSteps (*steps)(float low, float high);
   // Of a range that is known beforehand: what is outside of it becomes the byte at its end.
   ByteSteps (*steps_of_known)(float low, float high);
-  void (*quantise)(const Matrix& pixels, int64_t channels, int64_t begin, int64_t end, const ByteSteps& with, uint8_t* to);
+  void (*quantize)(const Matrix& pixels, int64_t channels, int64_t begin, int64_t end, const ByteSteps& with, uint8_t* to);
 };
 
 }  // namespace hfca

@@ -33,7 +33,7 @@ inline void image_range(const hfca::Matrix& pixels, int64_t channels, int64_t be
   }
 }
 
-inline void quantise_image(const hfca::Matrix& pixels, int64_t channels, int64_t begin, int64_t end, const hfca::ByteSteps& with,
+inline void quantize_image(const hfca::Matrix& pixels, int64_t channels, int64_t begin, int64_t end, const hfca::ByteSteps& with,
                            uint8_t* to) {
   each_four_vectors(pixels, channels, begin, end,
                     [&](const Simd::Float(&values)[4], int64_t at) HFCA_INLINE { store_as_bytes<false>(to + at, values, with); });
@@ -41,7 +41,7 @@ inline void quantise_image(const hfca::Matrix& pixels, int64_t channels, int64_t
 
 constexpr hfca::QuantizeImageKernels quantize_image_kernels() {
   return {&image_range, [](float low, float high) { return byte_steps(low, high, DotInt8::steps); },
-          [](float low, float high) { return known_byte_steps(low, high, DotInt8::steps + 2); }, &quantise_image};
+          [](float low, float high) { return known_byte_steps(low, high, DotInt8::steps + 2); }, &quantize_image};
 }
 
 }  // namespace HFCA_TIER

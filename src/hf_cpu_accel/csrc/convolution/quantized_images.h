@@ -1,4 +1,4 @@
-// The input of a convolution in int8: each image quantised over the range of all its values. Where windows share pixels, each image is turned
+// The input of a convolution in int8: each image quantized over the range of all its values. Where windows share pixels, each image is turned
 // into bytes once, and patches then are bytes that lie in it; where they do not, pixels become bytes as they are packed.
 #pragma once
 #include <algorithm>
@@ -55,7 +55,7 @@ class QuantizedImages {
       const ByteSteps steps = steps_of(image);
       if (piece == 0) steps_[image] = steps;
       if (byte_count_ == 0) return;
-      dispatch().kernels.images.quantise(pixels_, channels_, begin, end, steps, bytes_ + begin * channels_);
+      dispatch().kernels.images.quantize(pixels_, channels_, begin, end, steps, bytes_ + begin * channels_);
       if (piece == 0) std::fill_n(bytes_ + (images_ * pixels_of_image_ + image) * channels_, channels_, static_cast<uint8_t>(steps.zero));
     });
   }

@@ -11,7 +11,7 @@
 //         0  1  0 -1           0   0   1
 //
 // Added up over the channels, the product in the middle is 16 matrix products, one for each position of a tile. For integer weights the
-// input of each is rotated and quantised by row, as that of a linear layer.
+// input of each is rotated and quantized by row, as that of a linear layer.
 #pragma once
 #include "../gemm/gemm.h"
 
@@ -30,7 +30,7 @@ struct WinogradSums {
   const OutputTile* tiles;
   int64_t count, out_width;
   const float* sums;                // of a position: [tile][panel_columns]
-  int64_t sums_apart, rows_apart;  // from one position to the next: sums, and what the input was quantised with
+  int64_t sums_apart, rows_apart;  // from one position to the next: sums, and what the input was quantized with
 };
 
 // To the outputs of `g`, whose integer weights have scales and sums [position][n].

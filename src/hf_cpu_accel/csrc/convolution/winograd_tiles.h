@@ -30,13 +30,13 @@ HFCA_INLINE inline void transform_tile(const void* const* pixels, int64_t k, con
 }
 
 // Tiles of pixels, which are bytes only where the weights are integers, as packed rows of each position, those of the first from g.words on.
-template <class Words, bool quantised>
+template <class Words, bool quantized>
 inline void pack_winograd(const Gemm& g, const hfca::WinogradRows& tiles, int64_t row, int rows) {
   uint32_t* const out = g.words + row * g.input_words;
   const auto pack = [&](const auto& load) HFCA_INLINE {
     for (int i = 0; i < rows; ++i) {
       const void* const* const pixels = tiles.pixels + i * hfca::tile_positions;
-      if constexpr (quantised) {
+      if constexpr (quantized) {
         transform_tile(pixels, g.k, load,
                        [&](int position, int64_t c, Simd::Float x) HFCA_INLINE { Simd::store(tiles.scratch + position * g.k + c, x); });
         for (int position = 0; position < hfca::tile_positions; ++position) {
@@ -51,7 +51,7 @@ inline void pack_winograd(const Gemm& g, const hfca::WinogradRows& tiles, int64_
       }
     }
   };
-  if constexpr (quantised)
+  if constexpr (quantized)
     if (g.input.bytes) {
       const Simd::Float scale = Simd::set1(g.input.bytes->scale), zero = Simd::set1(g.input.bytes->zero);
       return pack([=](const void* pixel, int64_t c)
@@ -67,7 +67,7 @@ HFCA_INLINE inline void tile_sums(const Simd::Float (&x)[4], Simd::Float (&to)[2
   to[0] = Simd::add(x[0], sum), to[1] = Simd::sub(difference, x[3]);
 }
 
-template <bool quantised>
+template <bool quantized>
 inline void winograd_output_of(const Gemm& g, const hfca::WinogradSums& s, int64_t panel) {
   constexpr int most = 8;  // tiles whose pixels are finished together
   alignas(64) float pixels[most * 4 * hfca::panel_columns];
@@ -87,7 +87,7 @@ inline void winograd_output_of(const Gemm& g, const hfca::WinogradSums& s, int64
         const int lanes = columns - v < Simd::width ? columns - v : Simd::width;
         const auto sum_at = [&](int position) HFCA_INLINE {
           const Simd::Float x = Simd::load(from + position * s.sums_apart);
-          if constexpr (!quantised) return x;
+          if constexpr (!quantized) return x;
           const int64_t at = position * s.rows_apart + i, weight = position * g.n + column + v;
           // As in finish_tile.
           const Simd::Float above = Simd::fnma(Simd::set1(g.input_zero[at]), Simd::load_n(g.weight_sum + weight, lanes), x);

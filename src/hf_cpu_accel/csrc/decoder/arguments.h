@@ -82,7 +82,7 @@ inline void take_experts(DecoderLayer& layer, const LayerArguments& arguments, c
   router.gates_shared = l.shared_gate != 0;
   STD_TORCH_CHECK(!router.gates_shared || layer.up.n > 0, "hf_cpu_accel::decoder_layers: the gate of a shared expert needs that expert");
   router.logits = arguments.gemm(l.router, tokens, l.experts + router.gates_shared, features);
-  router.scoring = static_cast<Scoring>(l.scoring), router.renormalise = l.renormalise != 0,
+  router.scoring = static_cast<Scoring>(l.scoring), router.renormalize = l.renormalize != 0,
   router.scale = static_cast<float>(s.experts_scale);
   router.choice_bias = arguments.vector(l.choice_bias, l.experts);
   layer.up = layer.down = Gemm();
@@ -100,7 +100,7 @@ inline TokenHeads token_heads_of(const LayerArguments& arguments, const LayerLay
   t.key_norm = arguments.head_norm(l.key_norm, l.key_norm_scope, s.key_norm_eps, l.kv_heads, l.head_dim);
   t.value_norm = arguments.head_norm(l.value_norm, l.value_norm_scope, s.value_norm_eps, l.kv_heads, l.value_dim);
   STD_TORCH_CHECK(t.value_norm.kind == NormKind::none || l.value_dim <= largest_head_dim,
-                  "hf_cpu_accel::decoder_layers: values that are normalised have at most ", largest_head_dim, " features");
+                  "hf_cpu_accel::decoder_layers: values that are normalized have at most ", largest_head_dim, " features");
   t.rotary_dim = l.rotary_dim, t.interleaved = l.rotary_interleaved != 0;
   t.sub_norm = arguments.head_norm(l.attention_sub_norm, l.attention_sub_norm_scope, s.attention_sub_norm_eps, l.heads, l.value_dim);
   STD_TORCH_CHECK(0 <= l.gate_activation && l.gate_activation <= static_cast<int64_t>(GateActivation::softplus),

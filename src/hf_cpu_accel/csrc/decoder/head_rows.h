@@ -22,34 +22,34 @@ inline Statistics statistics_of(const hfca::HeadNorm& norm, int64_t count, int64
     }
     mean /= all;
   }
-  const Float centre = Simd::set1(mean);
+  const Float center = Simd::set1(mean);
   for (int64_t h = 0; h < count; ++h) {
     const float* const x = head(h);
     squares += sum_columns(width, [=](int64_t j, int n) {
-      const Float value = Simd::sub(load_columns<false>(x, j, n), centre);
+      const Float value = Simd::sub(load_columns<false>(x, j, n), center);
       return Simd::mul(value, value);
     });
   }
   return {mean, 1.0f / __builtin_sqrtf(squares / all + norm.eps)};
 }
 
-// Where all heads are normalised together.
+// Where all heads are normalized together.
 template <class Head>
 inline Statistics statistics_of_all(const hfca::HeadNorm& norm, int64_t heads, int64_t width, const Head& head) {
   const bool together = norm.kind != hfca::NormKind::none && norm.scope == hfca::NormScope::all_heads;
   return together ? statistics_of(norm, heads, width, head) : Statistics{0.0f, 1.0f};
 }
 
-// out = normalised x, which is head `head`. `all`: the statistics of all heads, where they are normalised together.
-inline void normalise_head(const hfca::HeadNorm& norm, const float* x, int64_t head, int64_t head_dim, Statistics all, float* out) {
+// out = normalized x, which is head `head`. `all`: the statistics of all heads, where they are normalized together.
+inline void normalize_head(const hfca::HeadNorm& norm, const float* x, int64_t head, int64_t head_dim, Statistics all, float* out) {
   const bool shared = norm.scope == hfca::NormScope::head;
   const Statistics s = norm.scope == hfca::NormScope::all_heads ? all : statistics_of(norm, 1, head_dim, [=](int64_t) { return x; });
   const float* weight = norm.weight ? norm.weight + (shared ? 0 : head * head_dim) : nullptr;
   const float* bias = norm.bias ? norm.bias + (shared ? 0 : head * head_dim) : nullptr;
-  const Float centre = Simd::set1(s.mean), inverse = Simd::set1(s.inverse);
+  const Float center = Simd::set1(s.mean), inverse = Simd::set1(s.inverse);
   for (int64_t d = 0; d < head_dim; d += Simd::width) {
     const int n = head_dim - d < Simd::width ? static_cast<int>(head_dim - d) : Simd::width;
-    Float value = Simd::mul(Simd::sub(load_columns<false>(x, d, n), centre), inverse);
+    Float value = Simd::mul(Simd::sub(load_columns<false>(x, d, n), center), inverse);
     if (weight) value = Simd::mul(value, load_columns<false>(weight, d, n));
     if (bias) value = Simd::add(value, load_columns<false>(bias, d, n));
     store_columns<false>(out, d, n, value);
@@ -85,7 +85,7 @@ inline void copy_features(const float* x, int64_t count, void* out) {
 }
 
 // To the nearest multiples of a 127th of the largest magnitude, which is written behind them. Infinity and NaN make all of them NaN.
-inline void quantise_features(const float* x, int64_t count, char* out) {
+inline void quantize_features(const float* x, int64_t count, char* out) {
   Float magnitude = Simd::zero();
   for (int64_t d = 0; d < count; d += Simd::width) magnitude = Simd::highest(magnitude, Simd::abs(load_padded(x, d, count)));
   const float largest = Simd::reduce_highest(magnitude);
@@ -108,7 +108,7 @@ inline void store_head(const float* x, int64_t count, const hfca::Heads& cache, 
   switch (cache.type) {
     case hfca::HeadType::float32: return copy_features<false>(x, count, out);
     case hfca::HeadType::bfloat16: return copy_features<true>(x, count, out);
-    case hfca::HeadType::int8: return quantise_features(x, count, out);
+    case hfca::HeadType::int8: return quantize_features(x, count, out);
   }
 }
 
@@ -120,7 +120,7 @@ inline void write_heads(const hfca::TokenHeads& t, const float* row, const float
   const auto query_at = [&](int64_t h) { return row + t.query.at(h, group); };
   const auto key_at = [&](int64_t j) { return row + t.key.at(j, 1); };
   const auto finish = [&](const hfca::HeadNorm& norm, Statistics all, const float* x, int64_t head, float* out) {
-    if (norm.kind != hfca::NormKind::none) normalise_head(norm, x, head, dim, all, out);
+    if (norm.kind != hfca::NormKind::none) normalize_head(norm, x, head, dim, all, out);
     else copy_features<false>(x, dim, out);
     if (t.rotary_dim > 0) rotate_head(out, cos, sin, t.rotary_dim, t.interleaved);
   };
@@ -137,7 +137,7 @@ inline void write_heads(const hfca::TokenHeads& t, const float* row, const float
     finish(t.key_norm, all, key_at(j), j, head);
     store_head(head, dim, to.key, j);
     const float* value = value_at(j);
-    if (t.value_norm.kind != hfca::NormKind::none) normalise_head(t.value_norm, value, j, t.value_dim, all_values, head), value = head;
+    if (t.value_norm.kind != hfca::NormKind::none) normalize_head(t.value_norm, value, j, t.value_dim, all_values, head), value = head;
     store_head(value, t.value_dim, to.value, j);
   }
 }
@@ -152,7 +152,7 @@ inline void finish_context(const hfca::TokenHeads& t, const float* row, const fl
   for (int64_t h = 0; h < t.heads; ++h) {
     const float* x = context + h * dim;
     float* const y = out + h * dim;
-    if (t.sub_norm.kind != hfca::NormKind::none) normalise_head(t.sub_norm, x, h, dim, all, y), x = y;
+    if (t.sub_norm.kind != hfca::NormKind::none) normalize_head(t.sub_norm, x, h, dim, all, y), x = y;
     if (t.gate.activation == hfca::GateActivation::none) continue;
     const float* const gate = row + t.gate.at.at(h, group);
     Float factor = t.gate.dim == 1 ? gate_of(t.gate.activation, Simd::set1(*gate)) : Simd::zero();

@@ -34,7 +34,7 @@ struct LayerLayout {
   int64_t cross_heads, cross_kv_heads, cross_head_dim, cross_value_dim;
   int64_t window, rotary, rotary_dim, rotary_interleaved, shares_keys;
   int64_t qkv_features, intermediate_features, gated, activation, parallel;
-  int64_t experts, top_k, expert_features, experts_gated, experts_activation, scoring, choice_bias, renormalise, shared_gate;
+  int64_t experts, top_k, expert_features, experts_gated, experts_activation, scoring, choice_bias, renormalize, shared_gate;
   int64_t per_layer_input, per_layer_features, per_layer_activation;
   RecurrenceLayout recurrence;
 };

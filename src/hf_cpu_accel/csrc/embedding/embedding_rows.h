@@ -1,4 +1,4 @@
-// Looks rows of tables up, adds them and normalises the sum while it is in L1.
+// Looks rows of tables up, adds them and normalizes the sum while it is in L1.
 #pragma once
 #include "../norm/norm_rows.h"
 #include "embedding.h"

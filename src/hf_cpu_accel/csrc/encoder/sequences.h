@@ -97,7 +97,7 @@ inline std::vector<AttentionSequence> sequences_of(const EncoderLayer& layer, co
   shared.head_dim = shared.value_dim = head_size;
   shared.scale = static_cast<float>(scale);
   shared.positions = scores.positions;
-  shared.quantised = layer.bf16_intermediates && layer.qkv.kind == WeightKind::int8;
+  shared.quantized = layer.bf16_intermediates && layer.qkv.kind == WeightKind::int8;
   // Attention knows causality, a window that ends with the query, and biases for keys before it. Here queries look both ways: they stand
   // so many positions further on, behind the last key that they see, or that has a bias of its own.
   int64_t ahead = 0;

@@ -16,7 +16,7 @@ struct Router {
   Gemm logits;  // the weight side: a feature per expert, and one more for the gate of the shared expert if `gates_shared`
   Scoring scoring = Scoring::softmax;
   const float* choice_bias = nullptr;  // [experts], added to the scores by which experts are chosen; may be null
-  bool renormalise = false, gates_shared = false;
+  bool renormalize = false, gates_shared = false;
   float scale = 1.0f;
 };
 
@@ -46,7 +46,7 @@ inline void choose_experts(const Router& router, float* logits, int64_t experts,
   }
   float sum = 0.0f;
   for (int64_t j = 0; j < top_k; ++j) sum += weight[j] = score[expert[j]];
-  const float factor = router.renormalise ? router.scale / sum : router.scale;
+  const float factor = router.renormalize ? router.scale / sum : router.scale;
   for (int64_t j = 0; j < top_k; ++j) weight[j] *= factor;
   if (router.gates_shared) logits[experts] = sigmoid(logits[experts]);
 }

@@ -2,7 +2,7 @@
 //
 //   weight[n, k] = scale[n, group of k] * q[n, k] + offset[n, group of k],   q without sign, of 4 or 8 bits
 //
-// which is what most quantised checkpoints hold, so that these can be computed as they are. Neither weights nor input are rotated. The
+// which is what most quantized checkpoints hold, so that these can be computed as they are. Neither weights nor input are rotated. The
 // input becomes integers of 16 bits with a scale for every line of 64 features:
 //
 //   integer = round(x / step) = radix * high + low,   high and low bytes with a sign

@@ -9,7 +9,7 @@
 
 namespace hfca {
 
-// Memory that a GEMM needs while it runs: the packed input and, for int8, what its rows were quantised with. It belongs to the team, whose
+// Memory that a GEMM needs while it runs: the packed input and, for int8, what its rows were quantized with. It belongs to the team, whose
 // threads pack the input together and meet before they multiply, or, `own`, to one of its threads: where there are so few rows that one
 // of them would pack them while the others wait, each packs all for itself.
 struct GemmMemory {

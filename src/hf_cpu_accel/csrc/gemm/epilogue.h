@@ -1,6 +1,6 @@
-// What happens to a tile of sums on its way out: dequantisation, bias, activation, residual, rounding to the output type.
+// What happens to a tile of sums on its way out: dequantization, bias, activation, residual, rounding to the output type.
 #pragma once
-#include "requantise.h"
+#include "requantize.h"
 
 namespace HFCA_TIER {
 
@@ -8,8 +8,8 @@ namespace HFCA_TIER {
 // own for the usual cases.
 enum Around { nothing, residual, any };  // residual: before the activation
 
-// sums: [rows][panel_columns] float32 of one panel, `columns` of them valid; overwritten where the results go to a TileStore. quantised: int8 weights and input. full: all columns are.
-template <hfca::Activation act, bool quantised, bool full, bool coarse>
+// sums: [rows][panel_columns] float32 of one panel, `columns` of them valid; overwritten where the results go to a TileStore. quantized: int8 weights and input. full: all columns are.
+template <hfca::Activation act, bool quantized, bool full, bool coarse>
 inline void finish_tile(const Gemm& g, float* sums, int64_t row, int rows, int64_t column, int columns) {
   constexpr int vectors = hfca::panel_columns / Simd::width;
   const hfca::Matrix bias{g.bias.data, 0, g.bias.bf16};
@@ -25,7 +25,7 @@ inline void finish_tile(const Gemm& g, float* sums, int64_t row, int rows, int64
   unroll<0, vectors>([&](auto v) HFCA_INLINE {
     const int64_t c = column + v * Simd::width;
     offset[v] = bias.data ? load_any_n(bias, 0, c, lanes(v)) : Simd::zero();
-    if constexpr (quantised) {
+    if constexpr (quantized) {
       scale[v] = Simd::load_n(g.weight_scale + c, lanes(v));
       sum[v] = Simd::load_n(g.weight_sum + c, lanes(v));
     }
@@ -43,7 +43,7 @@ inline void finish_tile(const Gemm& g, float* sums, int64_t row, int rows, int64
     if (g.range) range = {Simd::load(g.range), Simd::load(g.range + hfca::range_numbers / 2)};
     for (int i = 0; i < rows; ++i) {
       Simd::Float x[vectors];
-      if constexpr (quantised) {
+      if constexpr (quantized) {
         const Simd::Float zero = Simd::set1(zeros[i]), step = Simd::set1(steps[i]);
         // The weight's scale first: the sum times the input's scale may leave float32 where the product of all does not.
         unroll<0, vectors>([&](auto v) HFCA_INLINE {
@@ -72,23 +72,23 @@ inline void finish_tile(const Gemm& g, float* sums, int64_t row, int rows, int64
     }
     if (g.range) Simd::store(g.range, range.low), Simd::store(g.range + hfca::range_numbers / 2, range.high);
   };
-  const bool usual = quantised && full && g.limit == 0.0f && !multiplied;
+  const bool usual = quantized && full && g.limit == 0.0f && !multiplied;
   if (usual && !residual.data) finish_rows(Index<Around::nothing>{});
   else if (usual && g.activates_sum) finish_rows(Index<Around::residual>{});
   else finish_rows(Index<Around::any>{});
   if (g.store.call) g.store.call(g.store.context, sums, g.first_row + row, rows, column, columns);
 }
 
-template <bool quantised, bool full>
+template <bool quantized, bool full>
 inline void finish_panel(const Gemm& g, float* sums, int64_t row, int rows, int64_t column, int columns) {
   using hfca::Activation;
-  if (g.outputs[0].bytes || g.residual.bytes) return finish_bytes<quantised, full>(g, sums, {row, column, rows, columns});
+  if (g.outputs[0].bytes || g.residual.bytes) return finish_bytes<quantized, full>(g, sums, {row, column, rows, columns});
   switch (g.gated && (column >= g.output_begin[1]) != g.gate_last ? Activation::none : g.activation) {
 #define HFCA_ACTIVATION(A) \
-  case Activation::A: return finish_tile<Activation::A, quantised, full, false>(g, sums, row, rows, column, columns);
+  case Activation::A: return finish_tile<Activation::A, quantized, full, false>(g, sums, row, rows, column, columns);
     case Activation::gelu:
-      return g.outputs[0].bf16 ? finish_tile<Activation::gelu, quantised, full, true>(g, sums, row, rows, column, columns)
-                               : finish_tile<Activation::gelu, quantised, full, false>(g, sums, row, rows, column, columns);
+      return g.outputs[0].bf16 ? finish_tile<Activation::gelu, quantized, full, true>(g, sums, row, rows, column, columns)
+                               : finish_tile<Activation::gelu, quantized, full, false>(g, sums, row, rows, column, columns);
       HFCA_ACTIVATION(none)
       HFCA_ACTIVATION(gelu_tanh)
       HFCA_ACTIVATION(relu)
@@ -102,10 +102,10 @@ inline void finish_panel(const Gemm& g, float* sums, int64_t row, int rows, int6
   }
 }
 
-template <bool quantised>
+template <bool quantized>
 inline void finish(const Gemm& g, float* sums, int64_t row, int rows, int64_t column, int columns) {
-  return columns == hfca::panel_columns ? finish_panel<quantised, true>(g, sums, row, rows, column, columns)
-                                        : finish_panel<quantised, false>(g, sums, row, rows, column, columns);
+  return columns == hfca::panel_columns ? finish_panel<quantized, true>(g, sums, row, rows, column, columns)
+                                        : finish_panel<quantized, false>(g, sums, row, rows, column, columns);
 }
 
 }  // namespace HFCA_TIER

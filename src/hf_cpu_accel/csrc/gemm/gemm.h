@@ -11,7 +11,7 @@
 //   compute     multiplies one packed tile of rows by one weight panel and applies the epilogue.
 //
 // Weight layout, the same for every tier: panels of `panel_columns` output features; within a panel [k_words][panel_columns]
-// words, or the groups of int4.h. Integer weights come with, per output feature, a scale and the sum of the quantised row (for the
+// words, or the groups of int4.h. Integer weights come with, per output feature, a scale and the sum of the quantized row (for the
 // zero point).
 #pragma once
 #include <cstdint>
@@ -155,7 +155,7 @@ struct Part {
 // Tiles of images in place of rows of input (convolution/winograd.h).
 struct WinogradRows {
   const void* const* pixels;  // pixels[16 * i]: the first channel of the first pixel of tile i
-  int64_t words_apart, rows_apart;  // from one position of a tile to the next: packed words, and what they were quantised with
+  int64_t words_apart, rows_apart;  // from one position of a tile to the next: packed words, and what they were quantized with
   float* scratch;  // integer weights: 16 * k numbers
 };
 

@@ -16,7 +16,7 @@ struct WideWords : DotInt8::Words {
  protected:
   // store(w, integers of the words from w on) of row i.
   template <class T, class Store>
-  static void quantise(const Gemm& g, int64_t row, const T* x, float zero, const Store& store) {
+  static void quantize(const Gemm& g, int64_t row, const T* x, float zero, const Store& store) {
     convert(x, g.k, [&](const Range& range) HFCA_INLINE {
       const float magnitude = range.magnitude(), scale = magnitude / (middle - 1);
       const bool finite = magnitude <= largest_float;
@@ -34,7 +34,7 @@ struct ShortWords : WideWords {
   static void pack(const Gemm& g, int64_t row, int rows) {
     uint32_t* out = g.words + row * g.input_words;
     each_row(g, row, rows, [&](int i, const auto* x) {
-      quantise(g, row + i, x, 0.0f, [=](int64_t w, const Simd::Float(&values)[4], Simd::Float inverse) HFCA_INLINE {
+      quantize(g, row + i, x, 0.0f, [=](int64_t w, const Simd::Float(&values)[4], Simd::Float inverse) HFCA_INLINE {
         unroll<0, 4>([&](auto v) HFCA_INLINE {
           Simd::store_shorts(packed_word(out, rows, i, 2 * w + v * (Simd::width / 2)), Simd::mul(values[v], inverse));
         });
@@ -68,7 +68,7 @@ struct PairedRows : WideWords {
     uint32_t* out = g.words + row * g.input_words;
     each_row(g, row, rows, [&](int i, const auto* x) {
       constexpr float zero = middle - packed_less * (radix + 1);
-      quantise(g, row + i, x, zero, [=](int64_t w, const Simd::Float(&values)[4], Simd::Float inverse) HFCA_INLINE {
+      quantize(g, row + i, x, zero, [=](int64_t w, const Simd::Float(&values)[4], Simd::Float inverse) HFCA_INLINE {
         Simd::Float high[4], low[4];
         unroll<0, 4>([&](auto v) HFCA_INLINE {
           const Simd::Float integer = Simd::round(Simd::fma(values[v], inverse, Simd::set1(middle)));

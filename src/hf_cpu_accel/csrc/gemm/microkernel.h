@@ -85,7 +85,7 @@ inline void multiply(const uint32_t* __restrict input, const uint32_t* __restric
 template <class Dot>
 struct TierGemm {
   using Dots = Dot;
-  static constexpr bool quantised = __is_base_of(DotInt8, Dot), parted = Dot::step_words == 2;
+  static constexpr bool quantized = __is_base_of(DotInt8, Dot), parted = Dot::step_words == 2;
   static constexpr int word_inputs = Dot::substeps * Dot::step_words;  // input words per weight word
 
   // Of a row, without what its sums start with, which is behind those of all rows of a tile.
@@ -105,7 +105,7 @@ struct TierGemm {
     multiply_from<Dot, rows>(starts, input + part.begin * rows, weight, end - part.begin / word_inputs, sums, ahead);
     if (part.begin > 0) add(sums, part.sums, rows, part.last ? sums : part.sums);
     if (!part.last) return;
-    finish<quantised>(g, sums, row, rows, column, left < hfca::panel_columns ? static_cast<int>(left) : hfca::panel_columns);
+    finish<quantized>(g, sums, row, rows, column, left < hfca::panel_columns ? static_cast<int>(left) : hfca::panel_columns);
   }
 
   static void compute(const Gemm& g, int64_t row, int rows, int64_t panel, const void* weight, hfca::Ahead ahead, hfca::Part part) {
@@ -131,7 +131,7 @@ struct TierGemm {
             &Dot::Words::pack,
             &compute,
             nullptr,
-            &pack_winograd<typename Dot::Words, quantised>,
+            &pack_winograd<typename Dot::Words, quantized>,
             Dot::Words::run_elements};
   }
   // The same of rows that are words already.

@@ -136,7 +136,7 @@ struct MmlaGemm : TierGemm<typename Mmla::Dot> {
     pair_rows(g.words + row * g.input_words, g.input_words / packed_words, rows);
   }
   static void pack_tiles(const Gemm& g, const hfca::WinogradRows& tiles, int64_t row, int rows) {
-    pack_winograd<typename Dot::Words, Base::quantised>(g, tiles, row, rows);
+    pack_winograd<typename Dot::Words, Base::quantized>(g, tiles, row, rows);
     for (int position = 0; position < hfca::tile_positions; ++position)
       pair_rows(g.words + row * g.input_words + position * tiles.words_apart, g.input_words / packed_words, rows);
   }
@@ -150,7 +150,7 @@ struct MmlaGemm : TierGemm<typename Mmla::Dot> {
     multiply_pairs<Mmla, rows>(g.words + row * g.input_words + part.begin * rows, weight, end - part.begin, sums, ahead);
     if (part.begin > 0) Base::add(sums, part.sums, rows, part.last ? sums : part.sums);
     if (!part.last) return;
-    finish<Base::quantised>(g, sums, row, rows, column, left < hfca::panel_columns ? static_cast<int>(left) : hfca::panel_columns);
+    finish<Base::quantized>(g, sums, row, rows, column, left < hfca::panel_columns ? static_cast<int>(left) : hfca::panel_columns);
   }
 
   static void compute(const Gemm& g, int64_t row, int rows, int64_t panel, const void* weight, hfca::Ahead ahead, hfca::Part part) {

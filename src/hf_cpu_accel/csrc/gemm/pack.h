@@ -146,7 +146,7 @@ struct Range {
   }
 };
 
-// What numbers in [low, high], which holds 0, are quantised with:
+// What numbers in [low, high], which holds 0, are quantized with:
 //   byte = round(x * inverse) + zero,   scale = (high - low) / steps,   inverse = 1 / scale,   zero = 1 + round(-low / scale)
 // Rounding stays within [0, steps + 2], so that no byte needs clamping.
 inline hfca::ByteSteps byte_steps(float low, float high, int count) {
@@ -175,7 +175,7 @@ HFCA_INLINE inline void store_as_bytes(uint8_t* to, const Simd::Float (&values)[
   packed ? store_packed_bytes(to, bytes) : Simd::store_bytes(to, bytes);
 }
 
-// Four uint8 per word. Rows are rotated (rotate.h) and then quantised, each over the range of its own values. `less`: see packed_less.
+// Four uint8 per word. Rows are rotated (rotate.h) and then quantized, each over the range of its own values. `less`: see packed_less.
 template <int steps, int less = packed_less>
 struct ByteWords {
   static constexpr int64_t run_elements = 0;  // the rotation mixes what lies side by side in a row

@@ -20,7 +20,7 @@ constexpr int tiles_rows = 2 * most_tile_rows;  // of packed input that are mult
 // What a product leaves in memory, and what is done with rows of it before the epilogue. lines: packed rows of one row of input.
 struct TileBf16 {
   using Words = Bf16Words;
-  static constexpr bool quantised = false;
+  static constexpr bool quantized = false;
   static constexpr int lines = 1;
   template <int to, int a, int b>
   static void add() {
@@ -31,7 +31,7 @@ struct TileBf16 {
 
 struct TileInt8 {
   using Words = DotInt8::Words;
-  static constexpr bool quantised = true;
+  static constexpr bool quantized = true;
   static constexpr int lines = 1;
   template <int to, int a, int b>
   static void add() {
@@ -133,7 +133,7 @@ struct TileGemm {
   static constexpr hfca::GemmKernels kernels() {
     hfca::GemmKernels k = common(&Words::pack);
     if constexpr (Kind::lines == 1) {
-      k.pack_winograd = &pack_winograd<Words, Kind::quantised>;
+      k.pack_winograd = &pack_winograd<Words, Kind::quantized>;
       k.run_elements = Words::run_elements;
     }
     return k;
@@ -247,10 +247,10 @@ struct TileGemm {
   }
   static void finish_rows(const Gemm& g, float* sums, int64_t row, int rows, int64_t column, int columns) {
     become_floats(sums, rows);
-    finish<Kind::quantised>(g, sums, row, rows, column, columns);
+    finish<Kind::quantized>(g, sums, row, rows, column, columns);
   }
   static void become_floats(float* sums, int rows) {
-    if constexpr (!Kind::quantised) return;
+    if constexpr (!Kind::quantized) return;
     for (int i = 0; i < rows; ++i)
       for (int c = 0; c < hfca::panel_columns; c += Simd::width)
         Simd::store(sums + i * hfca::panel_columns + c,

@@ -31,7 +31,7 @@ struct GroupNormKernels {
   void (*moments)(const GroupNorm&, int64_t image, int64_t begin, int64_t end, float* moments);
   // those of all chunks of an image, [chunks, group_norm_moments, channels], made to `vectors` [group_norm_vectors, channels];
   void (*combine)(const GroupNorm&, const float* moments, float* vectors);
-  // and pixels [begin, end) of `image` normalised with them.
+  // and pixels [begin, end) of `image` normalized with them.
   void (*apply)(const GroupNorm&, int64_t image, int64_t begin, int64_t end, const float* vectors);
 };
 

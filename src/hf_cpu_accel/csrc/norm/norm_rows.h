@@ -90,17 +90,17 @@ inline void finish_row(const hfca::Norm& norm, const float* x, float total, cons
     return rms ? value : Simd::sub(value, high);
   };
   const Float low = Simd::set1(rms ? 0.0f : sum_columns(columns, above_high) / count);
-  const auto centred = [=](int64_t j, int n) {
+  const auto centered = [=](int64_t j, int n) {
     const Float value = above_high(j, n);
     return rms ? value : Simd::sub(value, low);
   };
   const float squares = sum_columns(columns, [=](int64_t j, int n) {
-    const Float value = centred(j, n);
+    const Float value = centered(j, n);
     return Simd::mul(value, value);
   });
   const Float inverse = Simd::set1(1.0f / __builtin_sqrtf(squares / count + norm.eps));
   const auto normalize = [=](int64_t j, int n) {
-    Float value = Simd::mul(centred(j, n), inverse);
+    Float value = Simd::mul(centered(j, n), inverse);
     value = rms ? Simd::mul(value, load_columns<false>(weight, j, n))
                 : Simd::fma(value, load_columns<false>(weight, j, n), load_columns<false>(bias, j, n));
     store_columns<bf16>(output, j, n, value);

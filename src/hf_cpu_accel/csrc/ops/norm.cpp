@@ -8,7 +8,7 @@
 namespace hfca {
 namespace {
 
-// Normalises the rows of `input` (+ `residual`, whose sum goes to `sum`).
+// Normalizes the rows of `input` (+ `residual`, whose sum goes to `sum`).
 Tensor run_norm(const char* op, bool rms, const Tensor& input, const Tensor* residual, Tensor* sum, const OptionalTensor& weight,
                 const OptionalTensor& bias, double eps) {
   Norm norm;

@@ -1,4 +1,4 @@
-// Packs integer weights in one pass: a row is rotated, quantised, and put into its panel while it is in the cache.
+// Packs integer weights in one pass: a row is rotated, quantized, and put into its panel while it is in the cache.
 #pragma once
 #include <cstring>
 

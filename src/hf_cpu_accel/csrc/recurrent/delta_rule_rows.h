@@ -37,7 +37,7 @@ struct DeltaTokens {
 
 inline int64_t delta_rule_buffer(const hfca::DeltaRule& d) { return DeltaTokens::size(d); }
 
-inline void normalise(const float* x, int64_t features, float factor, float* to) {
+inline void normalize(const float* x, int64_t features, float factor, float* to) {
   const float squares = sum_columns(features, [=](int64_t j, int n) HFCA_INLINE {
     const Float value = load_columns<false>(x, j, n);
     return Simd::mul(value, value);
@@ -53,8 +53,8 @@ inline void read_tokens(const hfca::DeltaRule& d, int64_t row, int64_t count, in
   for (int64_t t = 0; t < count; ++t) {
     const float* query = d.mixed + (row + t) * d.channels + key_head * d.key_dim;
     float *q = tokens.query + t * d.key_dim, *k = tokens.key + t * d.key_dim;
-    normalise(query, d.key_dim, factor, q);
-    normalise(query + d.key_heads * d.key_dim, d.key_dim, 1.0f, k);
+    normalize(query, d.key_dim, factor, q);
+    normalize(query + d.key_heads * d.key_dim, d.key_dim, 1.0f, k);
     tokens.product[t] = sum_columns(
         d.key_dim, [=](int64_t j, int n) HFCA_INLINE { return Simd::mul(load_columns<false>(q, j, n), load_columns<false>(k, j, n)); });
     tokens.decay[t] = power(A * softplus(value_at(d.decay, row + t, head) + bias));

@@ -1,6 +1,6 @@
 // A stable sort of edges by their row, spread over a team: coordinates to compressed sparse rows, or a CSR to its transpose.
 //
-// Edges are dealt into buckets of neighbouring rows first, and counted out within each bucket then. Counting out at once would write to a
+// Edges are dealt into buckets of neighboring rows first, and counted out within each bucket then. Counting out at once would write to a
 // random place for each edge, which is a cache miss each; here the places of a bucket are in L2, and dealing writes as many streams as there
 // are buckets. The order within a row is that of the edges, whatever the number of threads: each piece of the edges writes its share of
 // a bucket behind those of the pieces before.

@@ -52,7 +52,7 @@ LAYOUT = (
     *("window", "rotary", "rotary_dim", "rotary_interleaved", "shares_keys"),
     *("qkv_features", "intermediate_features", "gated", "activation", "parallel"),
     *("experts", "top_k", "expert_features", "experts_gated", "experts_activation"),
-    *("scoring", "choice_bias", "renormalise", "shared_gate"),
+    *("scoring", "choice_bias", "renormalize", "shared_gate"),
     *("per_layer_input", "per_layer_features", "per_layer_activation"),
     *RECURRENCE,
 )
@@ -250,14 +250,14 @@ class _Builder:
     def _mixture(self, mixture: MixtureOfExperts | None) -> dict[str, int]:
         names = ("experts", "top_k", "expert_features", "experts_gated", "experts_activation", "scoring")
         if mixture is None:
-            return {**dict.fromkeys((*names, "renormalise", "shared_gate"), 0), "choice_bias": -1}
+            return {**dict.fromkeys((*names, "renormalize", "shared_gate"), 0), "choice_bias": -1}
         experts = mixture.experts
         activation, scoring = list(ACTIVATIONS).index(experts.activation), SCORINGS.index(mixture.scoring)
         sizes = (experts.experts, mixture.top_k, experts.intermediate_features, int(experts.gated))
         return {
             **dict(zip(names, (*sizes, activation, scoring), strict=True)),
             "choice_bias": self._vector(mixture.choice_bias),
-            "renormalise": int(mixture.renormalise),
+            "renormalize": int(mixture.renormalize),
             "shared_gate": int(mixture.shared_gate),
         }
 

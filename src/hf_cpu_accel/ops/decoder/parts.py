@@ -203,7 +203,7 @@ class MixtureOfExperts:
     """Sum of weight * expert(x) over the experts of a token, and of shared(x), an expert that all tokens go to.
 
     A token goes to the `top_k` experts with the highest score + choice_bias. The weight of an expert is its score, divided by the
-    sum over the chosen ones if `renormalise`, times `scale`. Softmax: Fedus et al. 2022, arXiv:2101.03961; sigmoid with a bias for
+    sum over the chosen ones if `renormalize`, times `scale`. Softmax: Fedus et al. 2022, arXiv:2101.03961; sigmoid with a bias for
     the choice: DeepSeek-V3, arXiv:2412.19437.
 
     Attributes:
@@ -219,7 +219,7 @@ class MixtureOfExperts:
     top_k: int
     scoring: Literal["softmax", "sigmoid"] = "softmax"
     choice_bias: Tensor | None = None
-    renormalise: bool = False
+    renormalize: bool = False
     scale: float = 1.0
     shared: FeedForward | None = None
     shared_gate: bool = False

@@ -158,7 +158,7 @@ class _Layer(LayerArguments):
         bias = self.vector("choice_bias", experts)
         index = (scores if bias is None else scores + bias).topk(self.integer("top_k"), dim=-1).indices
         weights = scores.gather(-1, index)
-        if self.integer("renormalise"):
+        if self.integer("renormalize"):
             weights = weights / weights.sum(dim=-1, keepdim=True)
         up, down = self.weight("experts_up"), self.weight("experts_down")
         assert up is not None

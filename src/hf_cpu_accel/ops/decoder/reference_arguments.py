@@ -39,15 +39,15 @@ class LayerArguments:
 
     def norm(self, name: str, x: Tensor) -> Tensor:
         """x [..., features]."""
-        return self.scaled(name, self.centred(name, x), x.shape[-1:])
+        return self.scaled(name, self.centered(name, x), x.shape[-1:])
 
     def head_norm(self, name: str, x: Tensor) -> Tensor:
         """x [..., heads, head_dim]."""
         scope = NORM_SCOPES[self.integer(f"{name}_scope")]
-        centred = self.centred(name, x.flatten(-2) if scope == "all heads" else x).reshape(x.shape)
-        return self.scaled(name, centred, x.shape[-1:] if scope == "head" else x.shape[-2:])
+        centered = self.centered(name, x.flatten(-2) if scope == "all heads" else x).reshape(x.shape)
+        return self.scaled(name, centered, x.shape[-1:] if scope == "head" else x.shape[-2:])
 
-    def centred(self, name: str, x: Tensor) -> Tensor:
+    def centered(self, name: str, x: Tensor) -> Tensor:
         kind, eps = NORM_KINDS[self.integer(f"{name}_kind")], self.floats[f"{name}_eps"]
         if kind == "layer_norm":
             return F.layer_norm(x, x.shape[-1:], None, None, eps)

@@ -49,7 +49,7 @@ def gated_delta_net_reference(a: Any) -> Tensor:
     query, key, value = mixed.split([keys, keys, values], dim=-1)
     repeats = heads * key_dim // keys
     query, key = (
-        _normalised(part.unflatten(-1, (-1, key_dim)).repeat_interleave(repeats, dim=2))
+        _normalized(part.unflatten(-1, (-1, key_dim)).repeat_interleave(repeats, dim=2))
         for part in (query, key)
     )
     query, value = query * key_dim**-0.5, value.unflatten(-1, (heads, value_dim))
@@ -69,7 +69,7 @@ def gated_delta_net_reference(a: Any) -> Tensor:
     return output.to(a.query_key_value.dtype).contiguous()
 
 
-def _normalised(x: Tensor) -> Tensor:
+def _normalized(x: Tensor) -> Tensor:
     return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6)
 
 

@@ -40,7 +40,7 @@ class PackedMultiheadAttention(FusedModuleMixin):
     query [B, L, E], key and value [B, S, E], or as `batch_first=False` and unbatched inputs have them -> output as the query, and
     weights [B, L, S] averaged over the heads, [B, heads, L, S], or None.
 
-    As in `PackedLinear` the packed weight is neither parameter nor buffer: under its name `state_dict()` gives dequantised values,
+    As in `PackedLinear` the packed weight is neither parameter nor buffer: under its name `state_dict()` gives dequantized values,
     and so does reading the attribute.
 
     Attributes:
@@ -181,7 +181,7 @@ class PackedMultiheadAttention(FusedModuleMixin):
         return _added(one, query.dtype) + _added(other, query.dtype)
 
     def unpack(self) -> Tensor:
-        """The weight [3 * E, E]: the original where it is kept, else dequantised."""
+        """The weight [3 * E, E]: the original where it is kept, else dequantized."""
         if self.kept is not None:
             return self.kept.detach().to(self.weight_dtype)
         return unpacked(self.group.packed, self.group.permutation, self.weight_dtype)

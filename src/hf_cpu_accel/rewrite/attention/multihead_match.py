@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from hf_cpu_accel.checkpoints.stored_weight import is_stand_in
-from hf_cpu_accel.packing.linear import PANEL_FEATURES, QUANTISED
+from hf_cpu_accel.packing.linear import PANEL_FEATURES, QUANTIZED
 from hf_cpu_accel.patching.fused_module import empty
 from hf_cpu_accel.patching.hooks import carried_attributes, forward_hooks, is_plain
 from hf_cpu_accel.patching.restore import swap_module
@@ -79,7 +79,7 @@ def _refusal(module: nn.MultiheadAttention, path: str, context: Context) -> str 
         return f"weights in {weights[0].dtype} are not supported, only float32 and bfloat16"
     if any(context.is_tied(weight) for weight in weights):
         return "it shares its weights with other modules"
-    if context.dtype_at(path) in QUANTISED and module.embed_dim > MAX_INTEGER_FEATURES:
+    if context.dtype_at(path) in QUANTIZED and module.embed_dim > MAX_INTEGER_FEATURES:
         return f"integer sums over {module.embed_dim} input features would overflow"
     return None
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from hf_cpu_accel.hosts.arguments import parameter_names
 from hf_cpu_accel.lazy.lazy_tensor import ordinary
 from hf_cpu_accel.ops.attention import attention
-from hf_cpu_accel.packing.linear import QUANTISED
+from hf_cpu_accel.packing.linear import QUANTIZED
 from hf_cpu_accel.patching.fused_module import FusedModuleMixin, Reference, fused_layer
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.core.context import WEIGHT_DTYPES, Context
@@ -151,7 +151,7 @@ def _looked_at(
 def _computes_alike(module: nn.Module) -> bool:
     """Whether the fused forward gives what the own one does, in a window of two tokens, with global tokens and without."""
     packed = {m.packed_dtype for m in module.modules() if isinstance(m, PackedModule)}
-    quantises = not packed.isdisjoint(QUANTISED)
+    quantizes = not packed.isdisjoint(QUANTIZED)
     shadow = Shadow(module)
     tried: Any = shadow.module
     with torch.no_grad(), shadow.running():
@@ -169,6 +169,6 @@ def _computes_alike(module: nn.Module) -> bool:
             ours = fused(states, *masks, has_global)
             if not isinstance(expected, tuple) or len(expected) != 1 or not isinstance(expected[0], Tensor):
                 return False
-            if not computes_alike(ours[0], expected[0], ENCODER_LAYER.of(dtype), quantises=quantises):
+            if not computes_alike(ours[0], expected[0], ENCODER_LAYER.of(dtype), quantizes=quantizes):
                 return False
     return True

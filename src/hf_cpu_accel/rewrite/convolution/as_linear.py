@@ -8,12 +8,12 @@ from torch.nn import functional
 
 from hf_cpu_accel.lazy.lazy_tensor import LazyTensor
 from hf_cpu_accel.ops.convolution import out_size
-from hf_cpu_accel.packing.linear import QUANTISED, pack_linear
+from hf_cpu_accel.packing.linear import QUANTIZED, pack_linear
 from hf_cpu_accel.patching.hooks import is_plain
 from hf_cpu_accel.patching.restore import swap_module
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.convolution.deferred import DeferringConvolution, OwnWeight
-from hf_cpu_accel.rewrite.convolution.epilogue import NORMALISED, PLAIN, Epilogue
+from hf_cpu_accel.rewrite.convolution.epilogue import NORMALIZED, PLAIN, Epilogue
 from hf_cpu_accel.rewrite.convolution.folded_norm import norm_item, swap_norm, waits
 from hf_cpu_accel.rewrite.convolution.geometry import Convolution, is_convolution, joins_chain, padding_of
 from hf_cpu_accel.rewrite.convolution.sound import follows_sound, gives_sound, is_of_sound, rows_of_channels
@@ -88,11 +88,11 @@ class LinearConvolution(DeferringConvolution, PackedLinear):
         return self.run(input)
 
     def compute(self, input: Tensor, epilogue: Epilogue) -> Tensor:
-        if self.fold is not None and not epilogue.normalised:
+        if self.fold is not None and not epilogue.normalized:
             return self._as_eager(input)
         if not self._reads_rows(input):
             output = self._as_eager(input)
-            return output if self.fold is None else self.fold.normalise(output)
+            return output if self.fold is None else self.fold.normalize(output)
         if self._reads_pixels:
             # A map with its channels first is turned, which takes as long as to multiply it: what comes next wants them last.
             input = input.contiguous(memory_format=torch.channels_last)
@@ -110,9 +110,9 @@ class LinearConvolution(DeferringConvolution, PackedLinear):
     def used_bias(self) -> Tensor | None:
         return self.bias if self.fold is None else self.fold.bias(self.bias)
 
-    def own_weight(self, *, normalised: bool) -> OwnWeight | None:
+    def own_weight(self, *, normalized: bool) -> OwnWeight | None:
         pixels = self._reads_pixels and len(self.kernel_size) == 2
-        return self.group.weight(0, 0) if pixels and normalised == (self.fold is not None) else None
+        return self.group.weight(0, 0) if pixels and normalized == (self.fold is not None) else None
 
     def supports(self, activation: str, *, residual: bool) -> bool:
         return not residual or activation in ("none", "relu")
@@ -247,7 +247,7 @@ class ConvolutionLinearRule:
             if len(sizes) == 2:
                 input = input.contiguous(memory_format=torch.channels_last)
             with torch.no_grad():
-                ours = fused.compute(input, PLAIN if after is None else NORMALISED).movedim(1, -1)
+                ours = fused.compute(input, PLAIN if after is None else NORMALIZED).movedim(1, -1)
                 theirs = (module(input) if after is None else after.norm(module(input))).movedim(1, -1)
             reason = disagreement(ours, theirs, dtype, module.weight.dtype)
             if reason is not None:
@@ -297,4 +297,4 @@ def _weight_dtype(module: Convolution, match: Match, context: Context) -> str:
     alike = nn.Linear(module.weight[0].numel(), MIN_OUT_FEATURES, device="meta")
     dtype = context.weight_dtype(match.path, [alike])
     of_image = (module.in_channels <= 4 or gives_sound(module)) and context.own_dtype(match.path) is None
-    return "float32" if dtype in QUANTISED and of_image else dtype
+    return "float32" if dtype in QUANTIZED and of_image else dtype

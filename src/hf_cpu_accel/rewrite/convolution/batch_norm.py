@@ -111,7 +111,7 @@ def _followers_in(
         for size in _SIZES:
             trace = _Trace()
             hooks = [shadow.of(module).register_forward_hook(trace.convolved) for module in convolutions]
-            hooks += [shadow.of(module).register_forward_pre_hook(trace.normalises) for module in norms]
+            hooks += [shadow.of(module).register_forward_pre_hook(trace.normalizes) for module in norms]
             with shadow.running():
                 output = call_foreign(run, shadow.module, _image_for(reader, convolutions[0], size))
             if not isinstance(output, Refusal):
@@ -167,7 +167,7 @@ class _Trace:
         self._outputs.append((module, marked))
         return marked
 
-    def normalises(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    def normalizes(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         output = args[0] if len(args) == 1 and isinstance(args[0], _Output) else None
         self._norms.append((module, output))
         return args if output is None else (output._given,)

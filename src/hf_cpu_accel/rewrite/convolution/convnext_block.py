@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from hf_cpu_accel.lazy.lazy_tensor import ordinary
-from hf_cpu_accel.packing.linear import QUANTISED
+from hf_cpu_accel.packing.linear import QUANTIZED
 from hf_cpu_accel.patching.fused_module import FusedModuleMixin, Reference, fused_layer
 from hf_cpu_accel.patching.hooks import own_forward
 from hf_cpu_accel.plan import PlanItem
@@ -91,7 +91,7 @@ class FusedConvolutionBlock(FusedModuleMixin):
         assert isinstance(down, PackedLinear)
         gain = None if block.gain is None else getattr(self, block.gain).detach()
         first, last = (linear.group.part(linear.index, linear.index) for linear in (up, down))
-        if gain is not None and last.packed.dtype in QUANTISED:  # which have a scale per feature to hold it
+        if gain is not None and last.packed.dtype in QUANTIZED:  # which have a scale per feature to hold it
             last, gain = _multiplied(last, gain.float()), None
         work = FFNWork(first, last, block.activation, residual=gain is None)
         self._ffn = Route(work, measured=up.group.measured), gain

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from hf_cpu_accel.lazy.lazy_tensor import LazyTensor, VersionGuard, ordinary
 from hf_cpu_accel.ops.derivatives import refuse_transforms
 from hf_cpu_accel.packing.linear import PackedWeight
-from hf_cpu_accel.rewrite.convolution.epilogue import NORMALISED, PLAIN, Epilogue, leaky_name
+from hf_cpu_accel.rewrite.convolution.epilogue import NORMALIZED, PLAIN, Epilogue, leaky_name
 from hf_cpu_accel.rewrite.core.norm_fold import Fold
 from hf_cpu_accel.runtime.tracing import is_tracing
 
@@ -53,7 +53,7 @@ class DeferringConvolution(nn.Module):
         Where there is a norm, an epilogue without it has nothing else either.
         """
 
-    def own_weight(self, *, normalised: bool) -> OwnWeight | None:
+    def own_weight(self, *, normalized: bool) -> OwnWeight | None:
         """What our kernels compute it with, with its norm or without; None where they do not have it."""
         return None
 
@@ -68,7 +68,7 @@ class DeferringConvolution(nn.Module):
     def run(self, input: Tensor) -> Tensor:
         """The output for `input` [N, C, *sizes], now or later."""
         if is_tracing():  # nothing can wait: norms of traced graphs leave it to their convolution
-            return self.compute(input, PLAIN if self.fold is None else NORMALISED)
+            return self.compute(input, PLAIN if self.fold is None else NORMALIZED)
         refuse_transforms("an accelerated convolution", input)
         shape = self.output_shape(input) if self.waits else None
         if shape is None:
@@ -80,7 +80,7 @@ class DeferredConvolution(LazyTensor):
     """The output of a convolution until it is known what comes next."""
 
     _call: _Call
-    _normalised: bool
+    _normalized: bool
     _residual: VersionGuard | None
 
     @classmethod
@@ -88,19 +88,19 @@ class DeferredConvolution(LazyTensor):
         _, channels, *sizes = shape
         steps = [channels * math.prod(sizes[dimension:]) for dimension in range(len(sizes) + 1)]
         deferred: DeferredConvolution = cls.like(shape, dtype, (steps[0], 1, *steps[1:]))
-        deferred._call, deferred._normalised, deferred._residual = call, False, None
+        deferred._call, deferred._normalized, deferred._residual = call, False, None
         return deferred
 
-    def normalised(self, fold: Fold) -> DeferredConvolution | None:
+    def normalized(self, fold: Fold) -> DeferredConvolution | None:
         """With the norm that is `fold`, if that is the one behind this convolution."""
         with self._lock:
-            if self._tensor is not None or self._normalised or self._call.convolution.fold is not fold:
+            if self._tensor is not None or self._normalized or self._call.convolution.fold is not fold:
                 return None
             return self._followed(True, None)
 
-    def _followed(self, normalised: bool, residual: VersionGuard | None) -> DeferredConvolution:
+    def _followed(self, normalized: bool, residual: VersionGuard | None) -> DeferredConvolution:
         deferred = DeferredConvolution.of(self._call, self.shape, self.dtype)
-        deferred._normalised, deferred._residual = normalised, residual
+        deferred._normalized, deferred._residual = normalized, residual
         return deferred
 
     def _make(self) -> Tensor:
@@ -112,12 +112,12 @@ class DeferredConvolution(LazyTensor):
     def _compute(self, activation: str) -> Tensor:
         """The output, once more if it was computed with another epilogue before."""
         residual = None if self._residual is None else self._residual.tensor()
-        return self._call.compute(Epilogue(self._normalised, residual, activation))
+        return self._call.compute(Epilogue(self._normalized, residual, activation))
 
     @property
     def _is_open(self) -> bool:
         """Whether a residual or an activation may join."""
-        return self._tensor is None and (self._normalised or self._call.convolution.fold is None)
+        return self._tensor is None and (self._normalized or self._call.convolution.fold is None)
 
     def _activated(self, activation: str, *, in_place: bool) -> Tensor | None:
         with self._lock:
@@ -141,7 +141,7 @@ class DeferredConvolution(LazyTensor):
             if not self._adds:
                 return None
             if not in_place:
-                return self._followed(self._normalised, guard)
+                return self._followed(self._normalized, guard)
             self._residual = guard
             return self
 
@@ -151,7 +151,7 @@ class DeferredConvolution(LazyTensor):
 
     def _unchanged(self) -> DeferredConvolution | None:
         with self._lock:
-            return self._followed(self._normalised, self._residual) if self._is_open else None
+            return self._followed(self._normalized, self._residual) if self._is_open else None
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]

@@ -11,17 +11,17 @@ class Epilogue(NamedTuple):
     """activation(norm(convolution) + residual), with the parts that are there.
 
     Attributes:
-        normalised: whether the convolution's norm is applied.
+        normalized: whether the convolution's norm is applied.
         activation: one of `ops.linear.ACTIVATIONS`.
     """
 
-    normalised: bool = False
+    normalized: bool = False
     residual: Tensor | None = None
     activation: str = "none"
 
 
 PLAIN = Epilogue()
-NORMALISED = Epilogue(normalised=True)
+NORMALIZED = Epilogue(normalized=True)
 
 # Slopes below zero (Maas et al. 2013), and the activations of `ops.linear.ACTIVATIONS` that have them.
 _SLOPES = {0.01: "leaky_relu", 0.1: "leaky_relu_tenth"}

@@ -31,7 +31,7 @@ _JOINING = ("relu", "silu", "gelu", "gelu_tanh", "relu6", "hardswish", "leaky_re
 class FoldedNorm(FusedModuleMixin):
     """Stands for a norm whose gain and shift its convolution applies.
 
-    What it is given by anything else it normalises as the original does, whose parameters and buffers it has.
+    What it is given by anything else it normalizes as the original does, whose parameters and buffers it has.
 
     Attributes:
         fold: that of the convolution.
@@ -51,7 +51,7 @@ class FoldedNorm(FusedModuleMixin):
 
     def forward(self, input: Tensor) -> Tensor:
         if isinstance(input, DeferredConvolution):
-            joined = input.normalised(self.fold)
+            joined = input.normalized(self.fold)
             if joined is not None:
                 return joined
         if is_tracing():

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from hf_cpu_accel.ops.convolution import conv2d
 from hf_cpu_accel.packing.convolution import pack_conv2d, unpack_conv2d
-from hf_cpu_accel.packing.linear import QUANTISED
+from hf_cpu_accel.packing.linear import QUANTIZED
 from hf_cpu_accel.providers.convolution import (
     MIN_CHANNELS,
     by_tiles,
@@ -34,7 +34,7 @@ from hf_cpu_accel.rewrite.core.rule import Match, Outcome
 from hf_cpu_accel.runtime import hardware
 
 # Patches in 8 bits. Four bits of a weight that is used for every pixel would save nothing.
-_QUANTISED = ("int8", "int4")
+_QUANTIZED = ("int8", "int4")
 # Numbers of a weight in floating point: from 1280 x 1280 channels with 3 x 3 pixels on.
 MANY_WEIGHTS = 12_000_000
 
@@ -49,7 +49,7 @@ class GemmConvolution(PackedConvolution):
     def __init__(self, original: nn.Conv2d, dtype: str, fold: Fold | None) -> None:
         super().__init__(original, fold)
         weight = original.weight.detach()
-        scaled = dtype in QUANTISED  # each channel has a scale of its own, which takes the norm's gain
+        scaled = dtype in QUANTIZED  # each channel has a scale of its own, which takes the norm's gain
         folded = None if scaled else fold
         tiled = _takes_tiles(original, dtype)
         self.is_exact = folded is None and not tiled
@@ -59,10 +59,10 @@ class GemmConvolution(PackedConvolution):
         else:
             self._lost = None if folded is None else folded.lost(weight)
             self.packed = pack_conv2d(weight if folded is None else folded.weight(weight), dtype, tiled=tiled)
-        self._normalised = self._with_norm()
+        self._normalized = self._with_norm()
 
     def compute(self, input: Tensor, epilogue: Epilogue) -> Tensor:
-        own = self.own_weight(normalised=epilogue.normalised)
+        own = self.own_weight(normalized=epilogue.normalized)
         if own is None:
             return self._without_norm(input)
         return conv2d(
@@ -76,9 +76,9 @@ class GemmConvolution(PackedConvolution):
             residual=epilogue.residual,
         )
 
-    def own_weight(self, *, normalised: bool) -> OwnWeight | None:
-        if normalised:
-            return self._normalised
+    def own_weight(self, *, normalized: bool) -> OwnWeight | None:
+        if normalized:
+            return self._normalized
         return (self.packed, self.bias) if self._lost is None else None
 
     def _with_norm(self) -> OwnWeight | None:
@@ -92,7 +92,7 @@ class GemmConvolution(PackedConvolution):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> GemmConvolution:
         super()._apply(fn, recurse)
-        self._normalised = self._with_norm()
+        self._normalized = self._with_norm()
         return self
 
     def supports(self, activation: str, *, residual: bool) -> bool:
@@ -107,7 +107,7 @@ class GemmConvolution(PackedConvolution):
         return self.packed.dtype
 
     def unpack(self) -> Tensor:
-        """The dequantised weight, in the shape and dtype of the original."""
+        """The dequantized weight, in the shape and dtype of the original."""
         weight = unpack_conv2d(self.packed, self.kernel_size)
         if self._lost is not None:
             assert self.fold is not None
@@ -140,9 +140,9 @@ def _weight_dtype(module: nn.Conv2d, path: str, context: Context) -> str | None:
     if saved is not None:  # what is faster was decided when the model was packed
         return saved.dtype_of(module.weight, GemmConvolutionRule.name)
     dtype, few = context.dtype_at(path), module.in_channels < MIN_CHANNELS
-    if dtype not in (*_QUANTISED, "float32", "bfloat16") or module.out_channels < MIN_CHANNELS:
+    if dtype not in (*_QUANTIZED, "float32", "bfloat16") or module.out_channels < MIN_CHANNELS:
         return None
-    if dtype in _QUANTISED and not few:
+    if dtype in _QUANTIZED and not few:
         return None if module.weight[0].numel() > MAX_INTEGER_FEATURES else "int8"
     if few and dtype != "float32":
         dtype = "bfloat16"  # 8 bits would cost more than they save
@@ -151,7 +151,7 @@ def _weight_dtype(module: nn.Conv2d, path: str, context: Context) -> str | None:
     if _cuts_patches(module):
         return None if few else dtype
     many, tiled = module.weight.numel() >= MANY_WEIGHTS, _takes_tiles(module, dtype)
-    # Those of a quantised graph join in any case.
+    # Those of a quantized graph join in any case.
     joined = context.fold_after(module) is not None or id(module.weight) in context.made
     if context.measured:
         sample, library = sample_of(module.in_channels, many=many), compute_dtype(dtype)

@@ -38,8 +38,8 @@ def joins_chain(module: nn.Module, context: Context) -> bool:
     much of a panel is padding."""
     if not isinstance(module, nn.Conv2d):
         return False
-    normalised = module.out_channels >= _FEWEST and id(module) in context.norms_after
-    return normalised or _squeezes(module, context)
+    normalized = module.out_channels >= _FEWEST and id(module) in context.norms_after
+    return normalized or _squeezes(module, context)
 
 
 def _squeezes(module: nn.Conv2d, context: Context) -> bool:

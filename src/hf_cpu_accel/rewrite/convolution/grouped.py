@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from hf_cpu_accel.lazy.lazy_tensor import ordinary
 from hf_cpu_accel.ops.linear import linear
-from hf_cpu_accel.packing.linear import QUANTISED, PackedWeight, pack_linear
+from hf_cpu_accel.packing.linear import QUANTIZED, PackedWeight, pack_linear
 from hf_cpu_accel.patching.fused_module import FusedModuleMixin, fused_layer, names_taken
 from hf_cpu_accel.patching.hooks import forward_hooks
 from hf_cpu_accel.patching.restore import swap_module
@@ -93,7 +93,7 @@ class GroupedConvolutionRule:
         if refusal_to_swap(module, path, context) or names_taken(GroupedConvolution, module, ("_packed",)):
             return None
         dtype = context.dtype_at(path)
-        if dtype in QUANTISED and channels * kernel > MAX_INTEGER_FEATURES:
+        if dtype in QUANTIZED and channels * kernel > MAX_INTEGER_FEATURES:
             return None
         return Match(module, path, "int8" if dtype == "int4" else dtype)
 

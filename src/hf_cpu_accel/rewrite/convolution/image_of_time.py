@@ -18,7 +18,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from hf_cpu_accel.lazy.lazy_tensor import LazyTensor
 from hf_cpu_accel.ops.convolution import conv2d, out_size
 from hf_cpu_accel.packing.convolution import IMAGE_CHANNELS, pack_conv2d, unpack_conv2d
-from hf_cpu_accel.packing.linear import QUANTISED, PackedWeight
+from hf_cpu_accel.packing.linear import QUANTIZED, PackedWeight
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.providers.convolution import (
     ACTIVATIONS,
@@ -146,13 +146,13 @@ class ConvolutionOverTime(DeferringConvolution, PackedModule):
         return self.packed.nbytes if isinstance(self.packed, PackedWeight) else 4 * self.packed.numel()
 
     def plain(self) -> Tensor:
-        """The dequantised weight of an image of one row, float32."""
+        """The dequantized weight of an image of one row, float32."""
         if isinstance(self.packed, PackedWeight):
             return unpack_conv2d(self.packed, (1, *self.kernel_size))
         return self.packed.to_dense()
 
     def unpack(self) -> Tensor:
-        """The dequantised weight, in the shape and dtype of the original."""
+        """The dequantized weight, in the shape and dtype of the original."""
         return self.plain()[:, :, 0].to(self.weight_dtype, memory_format=torch.contiguous_format)
 
     def extra_repr(self) -> str:
@@ -206,9 +206,9 @@ def _weight_dtype(module: nn.Conv1d, path: str, context: Context) -> str | None:
     if saved is not None:  # what is faster was decided when the model was packed
         return saved.dtype_of(module.weight, ConvolutionOverTimeRule.name)
     dtype = context.dtype_at(path)
-    if dtype in QUANTISED:
+    if dtype in QUANTIZED:
         fits = module.in_channels % IMAGE_CHANNELS == 0 and module.weight[0].numel() <= MAX_INTEGER_FEATURES
-        # What is not quantised once for all windows that see it takes longer in 8 bits than in 16.
+        # What is not quantized once for all windows that see it takes longer in 8 bits than in 16.
         dtype = "int8" if fits else "bfloat16"
     if dtype == "bfloat16" and not hardware.native_bf16_is_fast():
         dtype = "float32"

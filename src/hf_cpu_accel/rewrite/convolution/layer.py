@@ -15,7 +15,7 @@ from hf_cpu_accel.ops.convolution import out_size
 from hf_cpu_accel.patching.restore import swap_module
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.convolution.deferred import DeferringConvolution
-from hf_cpu_accel.rewrite.convolution.epilogue import NORMALISED, PLAIN
+from hf_cpu_accel.rewrite.convolution.epilogue import NORMALIZED, PLAIN
 from hf_cpu_accel.rewrite.convolution.folded_norm import norm_item, swap_norm, waits
 from hf_cpu_accel.rewrite.convolution.geometry import padding_of
 from hf_cpu_accel.rewrite.core.context import WEIGHT_DTYPES, Context, refusal_to_swap
@@ -143,7 +143,7 @@ def _disagreement(packed: PackedConvolution, module: nn.Conv2d, context: Context
     input = torch.randn(1, module.in_channels, *reach, generator=generator).to(module.weight.dtype)
     after = context.norms_after.get(id(module))
     with torch.no_grad():
-        ours = packed.compute(input, PLAIN if after is None else NORMALISED)
+        ours = packed.compute(input, PLAIN if after is None else NORMALIZED)
         theirs = module(input) if after is None else after.norm(module(input))
     return disagreement(ours.movedim(1, -1), theirs.movedim(1, -1), packed.packed_dtype, module.weight.dtype)
 

@@ -61,21 +61,21 @@ class Link:
     Attributes:
         path: where it is in the module.
         source, residual: numbers of images: 0 is the module's input, i + 1 the output of link i.
-        normalised, activation: see `Epilogue`.
+        normalized, activation: see `Epilogue`.
         zeros: what is around image `source` besides the convolution's own padding; None for nothing.
     """
 
     path: str
     source: int
     residual: int | None
-    normalised: bool
+    normalized: bool
     activation: str
     zeros: Zeros | None = None
 
     def step(self, root: nn.Module) -> ConvolutionStep:
         """What it is in the module now."""
         convolution: Any = root.get_submodule(self.path)
-        weight, bias = convolution.own_weight(normalised=self.normalised)
+        weight, bias = convolution.own_weight(normalized=self.normalized)
         padding, more = convolution.padding, (0, 0)
         if self.zeros is not None and self.zeros.same:
             more = (SAME, SAME)
@@ -103,7 +103,7 @@ class Link:
         source = images[self.source]
         if self.zeros is not None:
             source = self.zeros.around(source, convolution)
-        output: Tensor = convolution.compute(source, Epilogue(self.normalised, residual, self.activation))
+        output: Tensor = convolution.compute(source, Epilogue(self.normalized, residual, self.activation))
         return output
 
 

@@ -58,7 +58,7 @@ class OneDNNConvolution(PackedConvolution):
         self._set_bias()
 
     def compute(self, input: Tensor, epilogue: Epilogue) -> Tensor:
-        if self.fold is not None and not epilogue.normalised:
+        if self.fold is not None and not epilogue.normalized:
             return self._without_norm(input)
         image, residual = self._image(input), epilogue.residual
         if residual is not None:
@@ -66,11 +66,11 @@ class OneDNNConvolution(PackedConvolution):
         output = convolve(image, self.packed, self._bias, self.geometry, epilogue.activation, residual)
         return output.to(input.dtype)
 
-    def own_weight(self, *, normalised: bool) -> OwnWeight | None:
+    def own_weight(self, *, normalized: bool) -> OwnWeight | None:
         """Of a convolution in groups of few channels, and of a small one that reads the image itself, where chains of mobile
         networks begin: they have so few weights that a second copy does not count. Larger ones may be the better part of a
         stem: of a ResNet's 7 x 7 window it was measured who is faster."""
-        if normalised != (self.fold is not None) or not (self._is_grouped or self._is_first):
+        if normalized != (self.fold is not None) or not (self._is_grouped or self._is_first):
             return None
         if self._own is None:
             plain = self.packed.to_dense().float()

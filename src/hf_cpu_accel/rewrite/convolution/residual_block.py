@@ -58,7 +58,7 @@ class FusedResidualBlock(FusedModuleMixin):
 
     Attributes:
         _bf16_intermediates: images between its convolutions are bfloat16, unless all weights are float32.
-        _defers: what it makes is computed with what the blocks beside it make, when that is read (neighbours.py).
+        _defers: what it makes is computed with what the blocks beside it make, when that is read (neighbors.py).
         _ranges: of what each link makes, where that may be in 8 bits; None for none (static_images.py).
         _observer: called with the number of each link, and what it made, while examples are watched.
     """

@@ -20,7 +20,7 @@ from hf_cpu_accel.rewrite.core.calibration import NO_EXAMPLES, call, fitting
 from hf_cpu_accel.rewrite.core.context import Context
 
 STRUCTURE = "images in 8 bits"
-# An image is left to be quantised at run time where one range for all examples is this much worse than one of each image's own,
+# An image is left to be quantized at run time where one range for all examples is this much worse than one of each image's own,
 # unless either is so near that no answer shows it.
 _WORSE, _NEAR = 1.5, 0.01
 
@@ -42,7 +42,7 @@ def make_static(context: Context) -> Iterable[PlanItem]:
     }
     if not blocks:
         context.notes += (
-            "int8-static: there are no chains of convolutions that are fused, so all inputs are quantised at run time, as in int8",
+            "int8-static: there are no chains of convolutions that are fused, so all inputs are quantized at run time, as in int8",
         )
         return ()
     seen: dict[str, Values] = {path: defaultdict(ObservedValues) for path in blocks}
@@ -54,7 +54,7 @@ def make_static(context: Context) -> Iterable[PlanItem]:
     still = sum(item.reason is None for item in items)
     context.notes += (
         f"int8-static: images after {still} of {len(items)} convolutions pass in 8 bits, in ranges of {len(context.calibration)} "
-        f"batches ({context.config.static_range}); the inputs of all else are quantised at run time, as in int8",
+        f"batches ({context.config.static_range}); the inputs of all else are quantized at run time, as in int8",
     )
     return items
 
@@ -110,15 +110,15 @@ def _set_ranges(path: str, block: FusedResidualBlock, seen: Values, context: Con
 def _range_of(values: ObservedValues | None, method: str) -> tuple[Range | None, str | None]:
     """The range, or why there is none."""
     if values is None:
-        return None, "no example reached it: it is quantised at run time"
+        return None, "no example reached it: it is quantized at run time"
     range = values.range(method)
     if not all(map(_is_finite, range)):
-        return None, "its values for the examples are not finite: it is quantised at run time"
+        return None, "its values for the examples are not finite: it is quantized at run time"
     error, own = values.relative(values.error(range)), values.relative(values.own_error)
     if error > max(_WORSE * own, _NEAR):
         return (
             None,
-            f"one range rounds it by {error:.1%}, and its own by {own:.1%}: it is quantised at run time",
+            f"one range rounds it by {error:.1%}, and its own by {own:.1%}: it is quantized at run time",
         )
     return range, None
 

@@ -133,12 +133,12 @@ class _Trace:
         if epilogue.residual is not None:
             residual = self.number(epilogue.residual)
             self.foreign |= residual is None
-        own = convolution.own_weight(normalised=epilogue.normalised)
+        own = convolution.own_weight(normalized=epilogue.normalized)
         if found is None or own is None or own[0].dtype not in DTYPES:
             self.foreign = True
             return output
         source, zeros = found
-        link = Link(path, source, residual, epilogue.normalised, epilogue.activation, zeros)
+        link = Link(path, source, residual, epilogue.normalized, epilogue.activation, zeros)
         if residual is not None and is_grouped(own[0].data):  # which adds nothing
             self.made(None, replace(link, residual=None, activation="none"))
             sum = CombineLink(len(self.links), output.shape[1], residual, False, epilogue.activation)

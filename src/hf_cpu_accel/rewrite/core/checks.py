@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from hf_cpu_accel.checkpoints.exported import is_quantised_graph
+from hf_cpu_accel.checkpoints.exported import is_quantized_graph
 from hf_cpu_accel.checkpoints.quantize_dynamic import is_inference_only
 from hf_cpu_accel.checkpoints.stored import stored_weight
 from hf_cpu_accel.checkpoints.stored_weight import plain_tensors
@@ -34,19 +34,19 @@ def check_model(root: nn.Module, deciding: Iterable[nn.Module], *, adds_in_train
     integers = {id(held) for module in root.modules() for held in _stored(module)}
     mapped = MappedFiles()
     for name, parameter in root.named_parameters():
-        _check_initialised(name, parameter)
+        _check_initialized(name, parameter)
         _check_device(name, parameter)
         for held in plain_tensors(parameter):
             if id(held) not in integers:
                 _check_finite(name, held)
             mapped.give_back(held)  # a checkpoint is read weight by weight, and never there as a whole
     for name, buffer in root.named_buffers():
-        _check_initialised(name, buffer)
+        _check_initialized(name, buffer)
         _check_device(name, buffer)
 
 
 def _stored(module: nn.Module) -> tuple[Tensor, ...]:
-    """What holds the integers of a quantised weight, some hosts in tensors of a floating point dtype."""
+    """What holds the integers of a quantized weight, some hosts in tensors of a floating point dtype."""
     weight = stored_weight(module)
     return () if weight is None else weight.tensors
 
@@ -71,7 +71,7 @@ def _paths(name: str, model: nn.Module) -> Iterator[str]:
 
 
 def _check_mode(module: nn.Module, *, only_where_it_matters: bool) -> None:
-    if is_quantised_graph(module):
+    if is_quantized_graph(module):
         return
     for name, child in module.named_modules():
         told = only_where_it_matters or is_inference_only(child)
@@ -83,9 +83,9 @@ def _check_mode(module: nn.Module, *, only_where_it_matters: bool) -> None:
             )
 
 
-def _check_initialised(name: str, tensor: Tensor) -> None:
+def _check_initialized(name: str, tensor: Tensor) -> None:
     if is_lazy(tensor):
-        raise ValueError(f"target: {name} is not initialised yet: run the model once first")
+        raise ValueError(f"target: {name} is not initialized yet: run the model once first")
 
 
 def _check_device(name: str, tensor: Tensor) -> None:

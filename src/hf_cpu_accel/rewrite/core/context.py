@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from hf_cpu_accel.checkpoints.stored_weight import is_stand_in
 from hf_cpu_accel.config import CPUAccelConfig
 from hf_cpu_accel.hosts.peft import kept_for_adapters
-from hf_cpu_accel.packing.linear import FORMS, QUANTISED
+from hf_cpu_accel.packing.linear import FORMS, QUANTIZED
 from hf_cpu_accel.patching.float16 import Float16Model
 from hf_cpu_accel.patching.hooks import is_plain
 from hf_cpu_accel.patching.originals import OriginalsStore
@@ -208,7 +208,7 @@ class Context:
         is_small = all(linear.out_features <= linear.in_features for linear in linears)
         if not is_head:
             return self.dtype
-        if self.dtype in QUANTISED and is_small:
+        if self.dtype in QUANTIZED and is_small:
             return "float32"
         if self.config.head_dtype != "auto":
             return self.config.head_dtype
@@ -251,7 +251,7 @@ def refusal(linear: nn.Module, path: str, context: Context) -> str | None:
     if saved is not None and saved.has(linear.weight):
         return None
     dtype = context.dtype_at(path)
-    if dtype in QUANTISED and linear.in_features > MAX_INTEGER_FEATURES:
+    if dtype in QUANTIZED and linear.in_features > MAX_INTEGER_FEATURES:
         return f"integer sums over {linear.in_features} input features would overflow"
     if linear.weight.dtype not in WEIGHT_DTYPES:
         return f"weights in {linear.weight.dtype} are not supported, only float32 and bfloat16"

@@ -20,7 +20,7 @@ from torch.utils.hooks import RemovableHandle
 
 from hf_cpu_accel.lazy.lazy_tensor import LazyTensor
 from hf_cpu_accel.ops.derivatives import in_transform
-from hf_cpu_accel.packing.linear import QUANTISED
+from hf_cpu_accel.packing.linear import QUANTIZED
 from hf_cpu_accel.patching.fused_module import FusedModuleMixin, Reference
 from hf_cpu_accel.patching.hooks import is_collecting_inside, own_forward
 from hf_cpu_accel.patching.restore import Journal
@@ -139,9 +139,9 @@ class FirstCall:
         worst = errors.max().item()
         if worst <= allowed:
             return None
-        quantises = self.dtype in QUANTISED and worst <= FEW_ROWS * allowed
+        quantizes = self.dtype in QUANTIZED and worst <= FEW_ROWS * allowed
         alike = (errors <= OTHER_ROWS * allowed).double().mean().item()
-        if (quantises or reference.moves_rows) and alike >= MOST_ROWS:
+        if (quantizes or reference.moves_rows) and alike >= MOST_ROWS:
             return None
         repeatable = theirs.dtype is torch.bfloat16 and reference.is_repeatable
         if repeatable and self._is_rounding(ours, theirs, reference):

@@ -215,7 +215,7 @@ def _is_head(path: str, module: nn.Module) -> bool:
 
 def _float16_tensors(root: nn.Module) -> list[Tensor]:
     """Parameters, buffers and plain attributes of modules, each once; none of a subclass, which knows its values itself, and none
-    that a quantised weight is stored in."""
+    that a quantized weight is stored in."""
     found = {
         id(tensor): tensor
         for module in root.modules()

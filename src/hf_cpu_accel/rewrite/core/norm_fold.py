@@ -40,7 +40,7 @@ class Fold:
         values[self._small] = lost.float()
         return values
 
-    def normalise(self, output: Tensor) -> Tensor:
+    def normalize(self, output: Tensor) -> Tensor:
         """The norm of [N, C, H, W], in its dtype."""
         shape = (-1, 1, 1)
         return torch.addcmul(self.shift.view(shape), output.float(), self.gain.view(shape)).to(output.dtype)

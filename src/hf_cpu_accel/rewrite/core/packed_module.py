@@ -23,7 +23,7 @@ class PackedModule(Replacement):
     """A module whose weight is packed in memory of its own.
 
     It has the bias parameter of the module that it stands for. The packed weight is deliberately neither parameter nor buffer, so
-    `model.to(torch.bfloat16)` does not touch it. `state_dict()` gives the names and shapes of the original, with dequantised
+    `model.to(torch.bfloat16)` does not touch it. `state_dict()` gives the names and shapes of the original, with dequantized
     values.
 
     Attributes:
@@ -60,12 +60,12 @@ class PackedModule(Replacement):
 
     @abstractmethod
     def unpack(self) -> Tensor:
-        """The dequantised weight, in the shape and dtype of the original."""
+        """The dequantized weight, in the shape and dtype of the original."""
 
     @property
     def weight(self) -> Tensor:
         """The original Parameter where it is kept (tied to another module, or `originals="memory"`), else read-only
-        dequantised values."""
+        dequantized values."""
         kept = self._parameters.get("weight")
         if kept is not None:
             return kept

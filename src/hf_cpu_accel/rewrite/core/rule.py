@@ -14,7 +14,7 @@ from hf_cpu_accel.rewrite.core.packed_source import NotPacked, source
 
 @dataclass(frozen=True)
 class Match:
-    """A structure that a rule recognised.
+    """A structure that a rule recognized.
 
     Attributes:
         module, path: where.

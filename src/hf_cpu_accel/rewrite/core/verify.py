@@ -75,15 +75,15 @@ def surely_within(
     return bool(within.all())
 
 
-def computes_alike(candidate: object, reference: object, tolerance: float, *, quantises: bool) -> bool:
+def computes_alike(candidate: object, reference: object, tolerance: float, *, quantizes: bool) -> bool:
     """Whether two computations with the same packed weights are one, up to rounding: `row_error` within `tolerance`.
 
     Args:
-        quantises: they quantise what passes through them. A number between two steps may go to either, which moves the few rows
+        quantizes: they quantize what passes through them. A number between two steps may go to either, which moves the few rows
             that have one by more than rounding does. Three of four rows are held to a tenth of the tolerance.
     """
     error = row_error(candidate, reference)
-    if error <= tolerance or not quantises:
+    if error <= tolerance or not quantizes:
         return error <= tolerance
     if not isinstance(candidate, Tensor) or not isinstance(reference, Tensor) or error > FEW_ROWS * tolerance:
         return False

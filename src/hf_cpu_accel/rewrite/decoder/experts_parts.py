@@ -47,7 +47,7 @@ class RouterParts:
     top_k: int
     scoring: Literal["softmax", "sigmoid"]
     choice_bias: str | None
-    renormalise: bool
+    renormalize: bool
     scale: float
 
 
@@ -75,7 +75,7 @@ class MixtureParts:
             router.top_k,
             scoring=router.scoring,
             choice_bias=None if router.choice_bias is None else tensor_at(layer, router.choice_bias),
-            renormalise=router.renormalise,
+            renormalize=router.renormalize,
             scale=router.scale,
             shared=None if self.shared is None else self.shared.of(layer),
             shared_gate=self.shared_gate is not None,

@@ -202,8 +202,8 @@ def read_router(call: ExpertsCall, tensors: Mapping[str, Tensor]) -> RouterParts
             order = scores if choice_bias is None else scores + tensors[choice_bias].float()
             if not torch.equal(order.topk(top_k).indices.sort(dim=-1).values, chosen):
                 continue
-            for renormalise, scale in _weights(scores.gather(-1, index), weights):
-                return RouterParts(weight, bias, top_k, scoring, choice_bias, renormalise, scale)
+            for renormalize, scale in _weights(scores.gather(-1, index), weights):
+                return RouterParts(weight, bias, top_k, scoring, choice_bias, renormalize, scale)
     return None
 
 
@@ -223,10 +223,10 @@ def _places(
 
 
 def _weights(scores: Tensor, weights: Tensor) -> Iterator[tuple[bool, float]]:
-    """The (renormalise, scale) that make `weights` of the chosen experts' `scores`, [T, k] both."""
-    for renormalise in (False, True):
-        made = scores / scores.sum(dim=-1, keepdim=True) if renormalise else scores
+    """The (renormalize, scale) that make `weights` of the chosen experts' `scores`, [T, k] both."""
+    for renormalize in (False, True):
+        made = scores / scores.sum(dim=-1, keepdim=True) if renormalize else scores
         scale = ((weights * made).sum() / made.square().sum()).item()
         scale = 1.0 if abs(scale - 1) < TRACED.float32 else scale
         if row_error(made * scale, weights) <= TRACED.float32:
-            yield renormalise, scale
+            yield renormalize, scale

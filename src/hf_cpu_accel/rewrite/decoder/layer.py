@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 class FusedDecoderLayer(BoundLayer):
     """Mixed into the layer's own class by `fuse`: the children, hooks and attributes are those of the original.
 
-    A call that asks for what the op does not do (attention weights, a cache that is quantised or offloaded, a mask of the caller's
+    A call that asks for what the op does not do (attention weights, a cache that is quantized or offloaded, a mask of the caller's
     own) takes the class's own forward, over the same packed linears. So does one while hooks watch the modules inside, and one with
     so many tokens that other providers make the linears faster than fusing them does.
     """

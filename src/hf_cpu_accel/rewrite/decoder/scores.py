@@ -59,9 +59,9 @@ def read_scores(
     if hidden is None or not (of_heads == seen).all():
         return None
     key = key.repeat_interleave(heads // len(key), dim=0)
-    products, scores = _centred(query @ key.mT, seen), _centred(scores, seen)
+    products, scores = _centered(query @ key.mT, seen), _centered(scores, seen)
     # One column for the scale, and one for each head's slope.
-    positions = _centred(positions.expand(*products.shape), seen)
+    positions = _centered(positions.expand(*products.shape), seen)
     ramps = torch.diag_embed(positions.permute(1, 2, 0)).permute(2, 0, 1, 3)
     columns = torch.cat([products[..., None], ramps], dim=-1).flatten(0, 2)
     found = torch.linalg.lstsq(columns, scores.flatten()[:, None]).solution[:, 0]
@@ -150,8 +150,8 @@ def find_slopes(call: LayerCall, slopes: Tensor) -> Slopes | None:
             continue
         # As many keys as there are: the more, the less do they suffer from rounding.
         row = _rows(value, heads, value.shape[2])[-1].double()
-        ramp = _centred(torch.arange(row.shape[1], dtype=torch.float64))
-        given = (_centred(row) @ ramp) / ramp.square().sum()
+        ramp = _centered(torch.arange(row.shape[1], dtype=torch.float64))
+        given = (_centered(row) @ ramp) / ramp.square().sum()
         factor = ((slopes.double() @ given) / given.square().sum().clamp_min(1e-30)).item()
         factor = 1.0 if abs(factor - 1) < bound else factor
         found = Slopes(name, (given * factor).float(), factor)
@@ -164,7 +164,7 @@ def _rows(bias: Tensor, heads: int, keys: int) -> Tensor:
     return bias[..., -keys:].reshape(-1, heads, keys)
 
 
-def _centred(values: Tensor, seen: Tensor | None = None) -> Tensor:
+def _centered(values: Tensor, seen: Tensor | None = None) -> Tensor:
     """Less the mean of a row, or of what is seen of it; 0 elsewhere."""
     if seen is None:
         return values - values.mean(dim=-1, keepdim=True)

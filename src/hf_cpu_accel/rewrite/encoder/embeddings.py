@@ -1,4 +1,4 @@
-"""Embeddings of transformer encoders as one op: words, token types and positions looked up, added and normalised.
+"""Embeddings of transformer encoders as one op: words, token types and positions looked up, added and normalized.
 
 What a module looks up where is read off a trace of one forward, not off its class or the names of its parts. The match is then
 verified: the op must give what the module gives, for ids with and without padding, for the longest sequence, and with and without

@@ -28,7 +28,7 @@ STRUCTURE = "encoder layer"
 
 _FEWEST, _MOST = 4, 7  # linears of a layer
 _OF_POSITIONS = 2  # that disentangled attention may have besides
-_NEIGHBOURS = "sinusoidal_pos"  # RoFormer's tables
+_NEIGHBORS = "sinusoidal_pos"  # RoFormer's tables
 
 
 def fuse_encoder_layers(context: Context) -> list[PlanItem]:
@@ -84,7 +84,7 @@ def _refusal(module: nn.Module, most: int) -> Refusal | None:
     if takes_cache(names) and any(vars(child).get("is_causal") is True for child in inside):
         # As transformers' attention reads it. A call of each layer of a large decoder would show the same, and take its time.
         return Refusal("its attention is causal", yields=True)
-    if _NEIGHBOURS in names:
+    if _NEIGHBORS in names:
         return Refusal("it turns features that are next to one another by the tables that it is given")
     if linears > most:
         return Refusal(

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hf_cpu_accel.hosts.arguments import parameter_names
-from hf_cpu_accel.packing.linear import QUANTISED
+from hf_cpu_accel.packing.linear import QUANTIZED
 from hf_cpu_accel.patching.fused_module import FusedModuleMixin, fused_layer
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.core.context import Context
@@ -163,5 +163,5 @@ def _alike(layer: nn.Module, output: Any, expected: Any) -> bool:
     ours, theirs = hidden_states_of(output), hidden_states_of(expected)
     if not isinstance(ours, Tensor) or ours.shape != theirs.shape:
         return False
-    quantises = any(m.packed.dtype in QUANTISED for m in layer.modules() if isinstance(m, PackedLinear))
-    return computes_alike(ours, theirs, ENCODER_LAYER.of(ours.dtype), quantises=quantises)
+    quantizes = any(m.packed.dtype in QUANTIZED for m in layer.modules() if isinstance(m, PackedLinear))
+    return computes_alike(ours, theirs, ENCODER_LAYER.of(ours.dtype), quantizes=quantizes)

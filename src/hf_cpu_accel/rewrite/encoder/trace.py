@@ -194,7 +194,7 @@ class _PackedCalls:
             _OPS.linear.default: lambda args, kwargs, output: self._linear(args[1], output),
             _OPS.ffn.default: self._ffn_called,
             _OPS.attention.default: self._attended,
-            **dict.fromkeys(_NORMS, self._normalised),
+            **dict.fromkeys(_NORMS, self._normalized),
         }
 
     def _ffn_called(self, args: Any, kwargs: Any, output: Tensor) -> None:
@@ -204,7 +204,7 @@ class _PackedCalls:
     def _attended(self, args: Any, kwargs: Any, output: Tensor) -> None:
         self.trace.masked_attention(*args)
 
-    def _normalised(self, args: Any, kwargs: Any, output: Any) -> None:
+    def _normalized(self, args: Any, kwargs: Any, output: Any) -> None:
         weights = [arg for arg in args[1:] if isinstance(arg, Tensor)]
         norm = self.norms.get(weights[0].data_ptr()) if weights else None
         if norm is not None:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from hf_cpu_accel.ops.encoder_layer import BoundEncoderLayer, EncoderInputs, bound_encoder_layer
-from hf_cpu_accel.packing.linear import QUANTISED
+from hf_cpu_accel.packing.linear import QUANTIZED
 from hf_cpu_accel.patching.fused_module import FusedModuleMixin, Reference
 from hf_cpu_accel.providers.layer import native_everywhere
 from hf_cpu_accel.rewrite.core.packed_module import check_inference
@@ -160,5 +160,5 @@ def compute(hidden_states: Tensor, windows: Windows, bound: BoundEncoderLayer) -
 
 def alike(parts: EncoderLayerParts, output: Tensor, expected: Tensor, dtype: torch.dtype) -> bool:
     """dtype: of the activations."""
-    quantises = any(linear.packed.dtype in QUANTISED for linear in parts.linears)
-    return computes_alike(output, expected, ENCODER_LAYER.of(dtype), quantises=quantises)
+    quantizes = any(linear.packed.dtype in QUANTIZED for linear in parts.linears)
+    return computes_alike(output, expected, ENCODER_LAYER.of(dtype), quantizes=quantizes)

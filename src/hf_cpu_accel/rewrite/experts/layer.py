@@ -25,7 +25,7 @@ class PackedExperts(FusedModuleMixin):
 
     forward: hidden states [T, C], expert indices [T, k], expert weights [T, k] -> [T, C].
 
-    The packed weights are neither parameters nor buffers, as in `PackedLinear`; under their names `state_dict()` gives dequantised
+    The packed weights are neither parameters nor buffers, as in `PackedLinear`; under their names `state_dict()` gives dequantized
     values, and so does reading them as attributes.
 
     Attributes:
@@ -62,7 +62,7 @@ class PackedExperts(FusedModuleMixin):
         return self._weights
 
     def unpack(self, stack: Stack) -> Tensor:
-        """The dequantised parameter, in the shape and dtype of the original."""
+        """The dequantized parameter, in the shape and dtype of the original."""
         return stack.unpack(self.packed[stack.name], self._experts, self.weight_dtype)
 
     def keep_originals(self, parameters: dict[str, nn.Parameter]) -> None:

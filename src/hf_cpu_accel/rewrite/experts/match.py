@@ -9,7 +9,7 @@ from torch import nn
 
 from hf_cpu_accel.checkpoints.stored_stack import LinearsStack, StoredStack
 from hf_cpu_accel.checkpoints.stored_weight import is_stand_in
-from hf_cpu_accel.packing.linear import PANEL_FEATURES, QUANTISED
+from hf_cpu_accel.packing.linear import PANEL_FEATURES, QUANTIZED
 from hf_cpu_accel.patching.hooks import is_plain
 from hf_cpu_accel.patching.restore import free_weight, swap_module
 from hf_cpu_accel.plan import PlanItem
@@ -91,7 +91,7 @@ def _misfit(module: nn.Module, form: ExpertsForm, dtype: str) -> str | None:
     features = shape[1:]
     if any(size % PANEL_FEATURES for size in features):
         return f"experts of {tuple(features)} features: both must be multiples of {PANEL_FEATURES}"
-    if dtype in QUANTISED and max(features) > MAX_INTEGER_FEATURES:
+    if dtype in QUANTIZED and max(features) > MAX_INTEGER_FEATURES:
         return f"integer sums over {max(features)} features would overflow"
     return None
 
@@ -121,7 +121,7 @@ def _release(module: nn.Module, packed: PackedExperts, context: Context) -> None
 
 
 def _stored_stacks(module: nn.Module, form: ExpertsForm) -> dict[Stack, StoredStack]:
-    """The projections that the checkpoint has quantised: all of them, or none."""
+    """The projections that the checkpoint has quantized: all of them, or none."""
     found: dict[Stack, Any] = {stack: module.get_parameter(stack.name) for stack in form.stacks()}
     return {stack: parameter for stack, parameter in found.items() if isinstance(parameter, StoredStack)}
 

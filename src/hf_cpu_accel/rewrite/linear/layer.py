@@ -75,7 +75,7 @@ class PackedLinear(PackedModule):
         return self.group.packed.dtype
 
     def unpack(self) -> Tensor:
-        """The dequantised weight, in the shape and dtype of the original."""
+        """The dequantized weight, in the shape and dtype of the original."""
         values = unpacked(self.packed, self.permutation, self.weight_dtype)
         places = self.group.places(self.index)
         values = values if places is None else values[places]

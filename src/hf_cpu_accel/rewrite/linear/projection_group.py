@@ -247,7 +247,7 @@ class _Joined:
     def __init__(self, leader: int, input: Tensor, outputs: dict[int, Tensor]) -> None:
         self.leader = leader
         self.outputs = outputs
-        self._input = input  # alive as long as it has to be recognised
+        self._input = input  # alive as long as it has to be recognized
         self._version = input._version
 
     def take(self, index: int, input: Tensor) -> Tensor | None:

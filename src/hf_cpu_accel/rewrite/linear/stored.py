@@ -1,4 +1,4 @@
-"""Linears whose weight a checkpoint stores quantised: packed as it is, so that what the file says is what is computed."""
+"""Linears whose weight a checkpoint stores quantized: packed as it is, so that what the file says is what is computed."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Member = tuple[str, nn.Module, StoredWeight]
 
 
 class StoredLinearsRule:
-    """Children of one module that hold quantised weights: those that take the same input features in the same order lie side by
+    """Children of one module that hold quantized weights: those that take the same input features in the same order lie side by
     side, as `MergedProjectionsRule` has it."""
 
     name = "stored linears"
@@ -166,7 +166,7 @@ def _as_linear(module: nn.Module, weight: StoredWeight, dtype: torch.dtype) -> n
 
 
 def _compute_dtype(root: nn.Module) -> torch.dtype:
-    """That of the model's activations: of its first parameter that is not quantised."""
+    """That of the model's activations: of its first parameter that is not quantized."""
     floating = (
         parameter.dtype
         for module in root.modules()

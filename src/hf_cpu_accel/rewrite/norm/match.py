@@ -1,4 +1,4 @@
-"""Norms written in Python, recognised by what they compute: RMSNorm and LayerNorm on the fused ops."""
+"""Norms written in Python, recognized by what they compute: RMSNorm and LayerNorm on the fused ops."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class NormSpec:
     offset: float = 0.0
 
     def scale(self, weight: Tensor | None) -> Tensor | None:
-        """What the normalised values are multiplied by."""
+        """What the normalized values are multiplied by."""
         return weight if weight is None or self.offset == 0 else weight.detach().float() + self.offset
 
     def apply(self, input: Tensor, scale: Tensor | None, bias: Tensor | None) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from hf_cpu_accel.lazy.lazy_tensor import LazyTensor
-from hf_cpu_accel.packing.linear import QUANTISED
+from hf_cpu_accel.packing.linear import QUANTIZED
 from hf_cpu_accel.rewrite.core.foreign_code import OwnError, call_foreign
 from hf_cpu_accel.rewrite.core.grouping import disable_grouping
 from hf_cpu_accel.rewrite.core.packed_module import PackedModule
@@ -169,7 +169,7 @@ def alike(layer: nn.Module, output: Any, expected: Any) -> bool:
         # Inputs are rounded to the dtype of the weights: those of a product that comes out a little otherwise may be other ones.
         dtype = torch.bfloat16 if "bfloat16" in packed else theirs.dtype
         return computes_alike(
-            ours, theirs, ENCODER_LAYER.of(dtype), quantises=not packed.isdisjoint(QUANTISED)
+            ours, theirs, ENCODER_LAYER.of(dtype), quantizes=not packed.isdisjoint(QUANTIZED)
         )
     if type(output) is not type(expected):
         return False

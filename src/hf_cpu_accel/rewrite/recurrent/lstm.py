@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from hf_cpu_accel.lazy.lazy_tensor import ordinary
 from hf_cpu_accel.ops.linear import linear
 from hf_cpu_accel.ops.recurrent.lstm_layer import lstm_layer
-from hf_cpu_accel.packing.linear import QUANTISED, PackedWeight, pack_linear
+from hf_cpu_accel.packing.linear import QUANTIZED, PackedWeight, pack_linear
 from hf_cpu_accel.patching.fused_module import FusedModuleMixin, fused_layer, names_taken
 from hf_cpu_accel.patching.hooks import is_plain
 from hf_cpu_accel.patching.restore import swap_module
@@ -122,7 +122,7 @@ class FusedLSTM(FusedModuleMixin):
 
     def _gains(self, rows: int, batch: int = 1) -> bool:
         """Whether it is faster than torch's own."""
-        if self._packed[0].hidden.dtype in QUANTISED:
+        if self._packed[0].hidden.dtype in QUANTIZED:
             return True
         return batch <= _MOST_PROJECTED if self.proj_size else rows <= _MOST_ROWS
 
@@ -153,7 +153,7 @@ class LSTMRule:
         if names_taken(FusedLSTM, module, ("_packed",)):
             return None
         dtype = context.dtype_at(path)
-        return Match(module, path, "int8" if dtype in QUANTISED else dtype)
+        return Match(module, path, "int8" if dtype in QUANTIZED else dtype)
 
     def apply(self, match: Match, context: Context) -> Outcome:
         module, dtype = match.module, match.found

@@ -17,7 +17,7 @@ from hf_cpu_accel.serve.encoders.tokenizing import Direction, Encoded, Text, Tex
 
 Row = np.ndarray[Any, np.dtype[np.float32]]
 
-# Fewer characters are tokenised at once, in some 100 us; more would keep the other requests of the event loop waiting.
+# Fewer characters are tokenized at once, in some 100 us; more would keep the other requests of the event loop waiting.
 _QUICK = 4000
 
 
@@ -27,7 +27,7 @@ class LoadedEncoder:
 
     Attributes:
         forward: takes `input_ids`, `attention_mask` and, where the tokenizer has them, `token_type_ids`, int64 [rows, tokens], and
-            gives float32 [rows, features]: embeddings that are not normalised, or logits.
+            gives float32 [rows, features]: embeddings that are not normalized, or logits.
         labels: of the logits; None for embeddings.
         multi_label: whether several labels can hold at once.
         prompts: what is put before a text, by name.
@@ -71,7 +71,7 @@ class Encoder:
     async def encode(
         self, texts: Sequence[Text], *, truncate: bool = False, direction: Direction = "right"
     ) -> list[Encoded]:
-        """Tokenise; raises what `TextTokenizer.encode` does."""
+        """Tokenize; raises what `TextTokenizer.encode` does."""
         tokenizer = self.loaded.tokenizer
         if sum(map(_characters, texts)) <= _QUICK:
             return tokenizer.encode(texts, truncate=truncate, direction=direction)

@@ -77,7 +77,7 @@ def _positions(tokenizer: Any, model: Any) -> int:
 
 
 def sentence_embedding(model: Any) -> Callable[[dict[str, Tensor]], Tensor]:
-    """The forward pass of a model of sentence-transformers, without the normalisation at its end."""
+    """The forward pass of a model of sentence-transformers, without the normalization at its end."""
     from sentence_transformers.sentence_transformer.modules import Normalize
 
     modules = list(model)

@@ -14,7 +14,7 @@ Direction = Literal["left", "right"]
 # One text, a pair of them, or ids that the client has made with this tokenizer.
 Text = str | tuple[str, str] | list[int]
 
-_CHARACTERS_PER_TOKEN = 250  # what is longer than this for each token is not tokenised to the end, as in text-embeddings-inference
+_CHARACTERS_PER_TOKEN = 250  # what is longer than this for each token is not tokenized to the end, as in text-embeddings-inference
 
 
 @dataclass(frozen=True)

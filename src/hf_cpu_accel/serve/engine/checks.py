@@ -84,7 +84,7 @@ def longest(model: Any, max_length: int | None) -> int:
 
 def _limit(config: Any) -> int | None:
     """How many tokens a sequence may have. Beyond some length, rotary frequencies that depend on the longest sequence of a batch
-    would make each sequence depend on its neighbours."""
+    would make each sequence depend on its neighbors."""
     limits = [getattr(config, "max_position_embeddings", None)]
     rotary = getattr(config, "rope_parameters", None) or {}
     for settings in (rotary, *(value for value in rotary.values() if isinstance(value, dict))):

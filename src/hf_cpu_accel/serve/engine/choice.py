@@ -41,6 +41,6 @@ class Choice:
 
 
 def largest(logits: Tensor) -> list[int]:
-    """Of each row [rows, vocabulary]: NumPy's argmax is vectorised and takes 1/20 of torch's."""
+    """Of each row [rows, vocabulary]: NumPy's argmax is vectorized and takes 1/20 of torch's."""
     found: list[int] = logits.numpy().argmax(axis=-1).tolist()
     return found

@@ -1,4 +1,4 @@
-"""What `/metrics` tells Prometheus. The meaning of each is in docs/server.md."""
+"""What `/metrics` tells Prometheus. The meaning of each is in docs/reference/server.md."""
 
 from __future__ import annotations
 

@@ -43,5 +43,5 @@ def router(models: Models, metrics: Metrics) -> APIRouter:
 
 
 def _owner(name: str) -> str:
-    """The organisation of a model of the Hub, as `transformers serve` has it."""
+    """The organization of a model of the Hub, as `transformers serve` has it."""
     return "local" if Path(name).exists() else name.partition("/")[0] if "/" in name else ""

@@ -1,4 +1,4 @@
-"""One speech recogniser in service: recordings are computed one after another."""
+"""One speech recognizer in service: recordings are computed one after another."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Transcriber:
     """
     Args:
         name: what clients call it.
-        recognise: a pipeline for automatic-speech-recognition, accelerated.
+        recognize: a pipeline for automatic-speech-recognition, accelerated.
         waiting: recordings that may wait.
         prepare: see `Batcher`.
     """
@@ -31,11 +31,11 @@ class Transcriber:
     capabilities = ("transcribe",)
 
     def __init__(
-        self, name: str, recognise: Any, *, waiting: int = 16, prepare: Callable[[int], object] | None = None
+        self, name: str, recognize: Any, *, waiting: int = 16, prepare: Callable[[int], object] | None = None
     ) -> None:
-        self.name, self.model = name, recognise
-        self.rate: int = recognise.feature_extractor.sampling_rate
-        self._is_whisper = recognise.type == "seq2seq_whisper"
+        self.name, self.model = name, recognize
+        self.rate: int = recognize.feature_extractor.sampling_rate
+        self._is_whisper = recognize.type == "seq2seq_whisper"
         self._queue: Batcher[Recording, str] = Batcher(
             self._compute,
             max_tokens=1,

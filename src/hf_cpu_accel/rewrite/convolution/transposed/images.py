@@ -17,7 +17,7 @@ from torch.nn import functional
 from hf_cpu_accel.lazy.lazy_tensor import ordinary
 from hf_cpu_accel.ops.convolution import conv2d
 from hf_cpu_accel.packing.convolution import pack_conv2d, unpack_conv2d
-from hf_cpu_accel.packing.linear import QUANTISED
+from hf_cpu_accel.packing.linear import QUANTIZED
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.providers.convolution import MIN_CHANNELS
 from hf_cpu_accel.rewrite.convolution.layer import put_alone
@@ -114,7 +114,7 @@ class TransposedImages(PackedModule):
         return self.packed.dtype
 
     def unpack(self) -> Tensor:
-        """The dequantised weight, in the shape and dtype of the original."""
+        """The dequantized weight, in the shape and dtype of the original."""
         kernel = as_kernel(unpack_conv2d(self.packed, self.windows), self.kernel_size, self.stride)
         return kernel.to(self.weight_dtype)
 
@@ -185,6 +185,6 @@ def _dtype(module: nn.ConvTranspose2d, path: str, context: Context) -> str | Non
     if saved is not None:  # what is faster was decided when the model was packed
         return saved.dtype_of(module.weight, TransposedImagesRule.name)
     dtype = context.dtype_at(path)
-    if dtype in QUANTISED:
+    if dtype in QUANTIZED:
         return "int8"
     return dtype if dtype == "bfloat16" and hardware.native_bf16_is_fast() else None
