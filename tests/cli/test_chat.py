@@ -58,7 +58,7 @@ def test_each_answer_is_written_with_its_speed(model: Path) -> None:
     result = chat(str(model), "--dtype", "float32", "--new", "5", said="hello\n\n/reset\nagain\n/exit\nno\n")
     assert result.exit_code == 0, result.output
     assert "talker, float32" in result.output
-    assert result.output.count("5 tokens, first after") == 2
+    assert result.output.count("5 tokens, first token after") == 2
     assert "chat template" not in result.output
 
 

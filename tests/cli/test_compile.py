@@ -50,7 +50,7 @@ def test_what_was_left_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"), [((), "give one of MODEL"), (("--random-config", "gpt5"), "is not known")]
+    ("arguments", "message"), [((), "pass either MODEL"), (("--random-config", "gpt5"), "is unknown")]
 )
 def test_bad_arguments(arguments: tuple[str, ...], message: str) -> None:
     result = CliRunner().invoke(app, ["compile", *arguments])

@@ -78,7 +78,7 @@ def test_bench_accelerates_the_blocks(file: Path) -> None:
 
 
 def test_bench_refuses_what_no_file_has(file: Path) -> None:
-    with pytest.raises(ValueError, match="'sentence-similarity' is not for GGUF files"):
+    with pytest.raises(ValueError, match="'sentence-similarity' is not supported for GGUF files"):
         contest.contest(
             str(file),
             None,
@@ -112,7 +112,7 @@ def test_supports(file: Path) -> None:
 def test_quantize_refuses_what_is_quantized(file: Path, tmp_path: Path) -> None:
     result = run("quantize", file, tmp_path / "out")
     assert result.exit_code == 2
-    assert "llama.gguf is quantized already: use `pack`" in " ".join(result.output.split())
+    assert "llama.gguf is already quantized: use `pack`" in " ".join(result.output.split())
 
 
 @pytest.mark.parametrize("command", ["chat", "pack", "bench", "report", "supports"])

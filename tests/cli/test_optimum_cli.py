@@ -82,7 +82,7 @@ def test_what_cannot_be_is_said(run, checkpoint: Path, tmp_path: Path) -> None:
     for arguments, code, says in (
         (("--model", checkpoint, packed, "--dtype", "int3"), 2, "int3"),
         (("--model", checkpoint, packed, "--int4-group", 7), 2, "int4_group=7"),
-        (("--model", checkpoint, checkpoint), 2, "a folder of its own"),
+        (("--model", checkpoint, checkpoint), 2, "expected another folder"),
         (("--model", tmp_path / "nowhere", packed), 1, "Cannot load"),
         ((packed,), 2, "--model"),
     ):

@@ -56,7 +56,7 @@ def test_dtypes_by_accuracy(checkpoint: Path, tmp_path: Path) -> None:
 
 def test_what_cannot_be_is_said(checkpoint: Path, tmp_path: Path) -> None:
     for arguments, says in (
-        ((checkpoint, checkpoint), "expected a folder of its own"),
+        ((checkpoint, checkpoint), "expected another folder"),
         ((checkpoint, tmp_path / "packed", "--dtype", "int3"), "int3"),
         ((checkpoint, tmp_path / "packed", "--accuracy", "2"), "accuracy=2.0"),
         ((tmp_path / "nowhere", tmp_path / "packed"), "Cannot load"),
@@ -68,4 +68,4 @@ def test_what_cannot_be_is_said(checkpoint: Path, tmp_path: Path) -> None:
     assert run(checkpoint, tmp_path / "packed")[0] == 0
     code, output = run(tmp_path / "packed", tmp_path / "again")
     assert code == 1
-    assert "quantized already" in output
+    assert "already quantized" in output

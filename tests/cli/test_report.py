@@ -179,7 +179,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         (["--random-config", "nothing"], "random_config='nothing'"),
         (["--random-config", "bert-tiny", "--dtypes", "int3"], "'int3' is unknown"),
         (["--random-config", "bert-tiny", "-o", "none/page.html"], "is not a folder"),
-        ([], "give one of MODEL"),
+        ([], "pass either MODEL"),
     ],
 )
 def test_wrong_options(options, words):

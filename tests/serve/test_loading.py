@@ -101,7 +101,7 @@ def test_models_without_an_endpoint_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["a", "a"], 2, "names have to differ: a, a"),
+        (["a", "a"], 2, "the names must differ, got a, a"),
         (["a", "--dtype", "int9"], 2, "int9"),
         (["a", "--port", "70000"], 2, "--port"),
         (["a", "--rows", "-1"], 2, "--rows"),

@@ -186,4 +186,4 @@ def test_a_package_that_is_missing_is_named(tmp_path: Path) -> None:
         patch.setattr(serve, "find_spec", lambda package: None if package == "fastapi" else object())
         result = CliRunner().invoke(app, ["serve", str(tmp_path)])
     assert result.exit_code == 1
-    assert 'fastapi is not installed: pip install "hf_cpu_accel[serve]"' in result.output
+    assert 'not installed: fastapi; run pip install "hf_cpu_accel[serve]"' in result.output
