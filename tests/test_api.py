@@ -158,7 +158,7 @@ def test_restore_of_the_whole_restores_its_parts(model, input):
 @pytest.mark.parametrize("verb", [restore, explain, accelerate_for_cpu])
 def test_a_part_of_an_accelerated_model_is_refused(model, verb):
     accelerate_for_cpu(model, dtype="float32")
-    with pytest.raises(ValueError, match="this Block is a part of an accelerated model"):
+    with pytest.raises(ValueError, match="target is a Block inside of an accelerated model"):
         verb(model.first)
 
 
@@ -168,7 +168,7 @@ def test_two_models_that_share_a_module(input):
     before = model(input), other(input)
     accelerate_for_cpu(model, dtype="float32")
     torch.testing.assert_close(other(input), before[1], rtol=1e-4, atol=1e-5)
-    with pytest.raises(ValueError, match="part of an accelerated model"):
+    with pytest.raises(ValueError, match="inside of an accelerated model"):
         accelerate_for_cpu(other)
     restore(model)
     assert torch.equal(model(input), before[0])

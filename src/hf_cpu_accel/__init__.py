@@ -22,12 +22,12 @@ __all__ = [
     "uninstall",
 ]
 
-# Adds the keyword `cpu_optimize=` to transformers when that is imported; `uninstall()` takes it back.
+# Adds the keyword `cpu_optimize=` to transformers when it is imported; `uninstall()` removes it.
 install()
 
 
 def __getattr__(name: str) -> object:
-    """The classes `CPUModelFor<Task>` and `CPU...Pipeline`, which need optimum or diffusers: made when they are asked for."""
+    """Return a class `CPUModelFor<Task>` or `CPU...Pipeline`; they are created on first use and need optimum or diffusers."""
     if name in CLASS_NAMES:
         from hf_cpu_accel.frontends import optimum
 
