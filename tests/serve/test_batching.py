@@ -140,9 +140,9 @@ def test_who_leaves_is_not_computed(batcher: Batcher[int, int], record: Recorder
 def test_a_full_queue_takes_all_or_nothing(batcher: Batcher[int, int], record: Recorder) -> None:
     record.hold(batcher)
     futures = batcher.submit(list(range(15)), [1] * 15)
-    with pytest.raises(Busy, match="15 inputs are waiting, of 20"):
+    with pytest.raises(Busy, match="15 are waiting, at most 20 may"):
         batcher.submit(list(range(6)), [1] * 6)
-    with pytest.raises(TooLong, match="21 inputs in one request: at most 20"):
+    with pytest.raises(TooLong, match="the request has 21 inputs; at most 20"):
         batcher.submit(list(range(21)), [1] * 21)
     assert batcher.waiting == 15
     assert all(future.cancel() for future in futures[:5])

@@ -60,7 +60,10 @@ def test_large_bodies_are_not_read_to_their_end(service: Callable[..., Service],
     body: Any = b'{"inputs": "' + b"a" * 10_000_000 + b'"}'
     response = client.post("/embed", content=iter([body[:600], body[600:]]) if chunked else body)
     assert response.status_code == 413
-    assert response.json() == {"error": "the body is larger than 1000 bytes", "error_type": "Validation"}
+    assert response.json() == {
+        "error": "the body is too large; at most 1000 bytes are accepted",
+        "error_type": "Validation",
+    }
     assert client.post("/embed", json={"inputs": "time"}).status_code == 200
 
 
@@ -97,7 +100,7 @@ def test_a_full_queue_is_said_so(
     refused = client.post("/embed", json={"inputs": "time"})
     assert refused.status_code == 429
     assert refused.json() == {
-        "error": "3 inputs are waiting, of 3 that can: try again later",
+        "error": "the queue has no room for 1 inputs: 3 are waiting, at most 3 may; try again later",
         "error_type": "Overloaded",
     }
     assert refused.headers["retry-after"] == "1"
@@ -132,7 +135,10 @@ def test_a_closed_gate_lets_nobody_in(service: Callable[..., Service]) -> None:
     for path in ("/health", "/embed"):
         response = client.get(path)
         assert response.status_code == 503
-        assert response.json() == {"error": "the service is stopping", "error_type": "Unhealthy"}
+        assert response.json() == {
+            "error": "the server is stopping; try again later",
+            "error_type": "Unhealthy",
+        }
 
 
 def test_who_leaves_is_taken_out_of_the_queue(

@@ -70,7 +70,7 @@ def test_stop_strings_are_found_however_text_is_cut(text: str, stops: list[str],
         assert not any(string in shown for string in stops)
     shown += stop.finish()
     ends = [text.find(string) for string in stops if string in text]
-    assert stop.found == bool(ends)
+    assert stop.has_matched == bool(ends)
     if not ends:
         assert shown == text
     else:

@@ -93,8 +93,9 @@ def test_models_without_an_endpoint_are_refused(tmp_path: Path) -> None:
     config.save_pretrained(tmp_path)
     result = serve(str(tmp_path))
     assert result.exit_code == 1
-    assert "is a T5ForConditionalGeneration: the server takes models of sentence-transformers" in " ".join(
-        result.output.split()
+    assert (
+        "is a T5ForConditionalGeneration, which the server does not support; accepted are models of"
+        in " ".join(result.output.split())
     )
 
 

@@ -56,13 +56,13 @@ def test_too_long_is_refused_or_cut(ai: openai.OpenAI) -> None:
 
 
 def test_refusals_are_openais(ai: openai.OpenAI) -> None:
-    with pytest.raises(openai.NotFoundError, match="there is no model 'other'") as missing:
+    with pytest.raises(openai.NotFoundError, match="model 'other' does not exist") as missing:
         ai.embeddings.create(model="other", input="time")
     assert missing.value.code == "model_not_found"
     with pytest.raises(openai.BadRequestError, match="input: expected a text") as wrong:
         ai.embeddings.create(model="embedder", input=[])
     assert (wrong.value.param, wrong.value.type) == ("input", "invalid_request_error")
-    with pytest.raises(openai.BadRequestError, match="'ranker' is not for embed"):
+    with pytest.raises(openai.BadRequestError, match="'ranker' does not support embed"):
         ai.embeddings.create(model="ranker", input="time")
 
 

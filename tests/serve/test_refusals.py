@@ -108,7 +108,7 @@ def test_wrong_values_are_refused(
 def test_an_unknown_language_is_refused(client: TestClient) -> None:
     response = client.post("/v1/audio/transcriptions", files=FILE, data={"language": "de"})
     message = assert_openai_error(response, "language")
-    assert message == "language='de' is unknown; known: none, the model knows one language only"
+    assert message == "language='de' is unknown; accepted: none, the model has only one language"
 
 
 @pytest.mark.parametrize(("path", "body", "words"), TEI)

@@ -114,7 +114,10 @@ def test_a_body_of_ten_megabytes_is_refused(process: Process) -> None:
     with pytest.raises(urllib.error.HTTPError) as caught:
         process.post("/embed", inputs="a" * 10_000_000)
     assert caught.value.code == 413
-    assert json.loads(caught.value.read())["error"] == "the body is larger than 2000000 bytes"
+    assert (
+        json.loads(caught.value.read())["error"]
+        == "the body is too large; at most 2000000 bytes are accepted"
+    )
 
 
 def test_idle_connections_are_in_nobodys_way(process: Process) -> None:

@@ -76,5 +76,5 @@ def test_threads_do_not_disturb_one_another(texts: TextTokenizer) -> None:
 
 
 def test_tokenizers_in_python_are_refused() -> None:
-    with pytest.raises(ValueError, match="object is a tokenizer in Python"):
+    with pytest.raises(ValueError, match="object is a slow tokenizer in Python"):
         TextTokenizer(object(), 8)

@@ -173,13 +173,17 @@ def test_a_result_can_be_waited_for_in_vain():
     ("ids", "settings", "message"),
     [
         ([], {}, "input_ids is empty"),
-        ([3, 260], {}, "input_ids has 260: accepted are whole numbers from 0 to 259"),
-        ([-1], {}, "input_ids has -1"),
-        ([1.5], {}, "input_ids has 1.5"),
-        ([3], {"max_new_tokens": 0}, "max_new_tokens=0: accepted are whole numbers from 1"),
+        ([3, 260], {}, "input_ids contains 260: expected whole numbers from 0 to 259"),
+        ([-1], {}, "input_ids contains -1"),
+        ([1.5], {}, "input_ids contains 1.5"),
+        ([3], {"max_new_tokens": 0}, "max_new_tokens=0: expected a whole number from 1"),
         ([3], {"max_new_tokens": "7"}, "max_new_tokens='7'"),
-        ([3], {"seed": -1}, "seed=-1: accepted are whole numbers from 0"),
-        ([3] * 300, {"max_new_tokens": 213}, "300 tokens and max_new_tokens=213: together at most 512"),
+        ([3], {"seed": -1}, "seed=-1: expected a whole number from 0"),
+        (
+            [3] * 300,
+            {"max_new_tokens": 213},
+            "300 tokens and max_new_tokens=213: expected at most 512 together",
+        ),
     ],
 )
 def test_requests_that_cannot_be_are_refused(ids, settings, message):

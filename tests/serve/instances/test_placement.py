@@ -30,7 +30,7 @@ def test_three_threads_do_not_cross_nodes_while_one_has_room(plant):
     across = place(Limits(ALL, None), 1, 6, root=plant(TWO_NODES))
     assert across.places[0].node is None
     assert len(across.places[0].cpus) == 12
-    assert "several memory nodes" in across.reason
+    assert "several NUMA nodes" in across.reason
 
 
 def test_affinity_is_respected(plant):
@@ -58,7 +58,7 @@ def test_a_quota_bounds_what_computes_at_a_time(plant, quota, asked, instances, 
     assert len(found.places) == instances
     assert {each.threads for each in found.places} == {threads}
     assert found.active == active
-    assert ("at a time" in found.reason) == (active < instances)
+    assert ("at the same time" in found.reason) == (active < instances)
     # Every container of a machine would choose the same cores.
     assert all((each.cpus == ALL) == (quota is not None and quota < 8) for each in found.places)
     assert ("on any core" in found.reason) == (quota is not None)

@@ -199,7 +199,7 @@ def test_a_quota_that_shrinks_and_grows_is_followed(monkeypatch):
             return most[0]
 
         assert at_a_time(1.0) == 1
-        assert "1 of 2 instances compute at a time" in pool.placement.reason
+        assert "1 of 2 instances compute at the same time" in pool.placement.reason
         if len(cpus) > 1:
             assert at_a_time(None) == 2
 
@@ -270,4 +270,4 @@ def test_wrong_arguments_of_map(pool):
         pool.map(3)
     with InstancePool(lambda items: [], 1) as silent:
         errors = list(silent.map([1, 2], 2, return_exceptions=True))
-    assert [str(error)[:14] for error in errors] == ["1 items gave 0"] * 2
+    assert [str(error).partition(":")[0] for error in errors] == ["1 items returned 0"] * 2

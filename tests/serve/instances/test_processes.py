@@ -74,7 +74,7 @@ def test_exceptions_come_back_with_their_traceback(pool):
     with pytest.raises(KeyError, match="of the child") as caught:
         pool.submit("fail").result()
     assert "in work" in str(caught.value.__cause__)
-    with pytest.raises(TypeError, match="cannot be sent"):
+    with pytest.raises(TypeError, match="cannot be pickled"):
         pool.submit("odd result").result()
     assert list(pool.map(["a", "b", "c"])) == ["a", "b", "c"]
 
