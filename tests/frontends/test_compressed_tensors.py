@@ -148,10 +148,13 @@ def test_a_cache_that_is_not_quantized_is_told(tmp_path: Path) -> None:
     config.write_text(
         config.read_text().replace('"kv_cache_scheme": null', '"kv_cache_scheme": {"num_bits": 8}')
     )
-    with pytest.warns(UserWarning, match="asks for") as told:
+    with pytest.warns(UserWarning, match="the config requests") as caught:
         AutoModelForCausalLM.from_pretrained(tmp_path, cpu_optimize="float32")
-    said = [str(warning.message) for warning in told if "asks for" in str(warning.message)]
-    assert ["activations in 8 bits" in line or "a quantized cache" in line for line in said] == [True, True]
+    messages = [str(warning.message) for warning in caught if "the config requests" in str(warning.message)]
+    assert ["activations in 8 bits" in line or "a quantized cache" in line for line in messages] == [
+        True,
+        True,
+    ]
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ def test_the_forecast_is_what_is_packed(folder, dtype):
     found = _of(folder, dtype)
     distinct = sum(packed_weight.nbytes for packed_weight in {m.packed for m in _groups(model)})
     assert 0.7 * distinct <= found.packed <= distinct  # the pooler is float32
-    assert found.copied == found.kept == 0
+    assert found.copied == found.unpacked == 0
     assert found.peak == found.packed
 
 
@@ -56,7 +56,7 @@ def test_weights_that_are_cast_or_joined_are_copied(folder, tmp_path):
     found = _of(folder, "int8", weights=torch.float32)
     total = sum(value.numel() for value in BertModel.from_pretrained(folder).parameters())
     assert found.copied == 4 * total
-    assert found.kept < found.copied
+    assert found.unpacked < found.copied
     assert found.peak == found.copied
     assert _of(folder, "int8", weights=torch.float32, originals="memory").peak == found.copied + found.packed
     config = MixtralConfig(**SIZES, num_key_value_heads=2, vocab_size=64, num_local_experts=4)
@@ -77,7 +77,7 @@ def test_a_model_that_cannot_fit_is_refused(kind, folder, limit, monkeypatch):
     monkeypatch.setattr(torch.nn.Module, "eval", lambda self: pytest.fail("it was loaded"))
     message = (
         r"loading BertModel with cpu_optimize needs at least 0\.8 MB .*packed as bfloat16.*and 0\.8 MB are available.*"
-        r"No weights were loaded; of the other dtypes, dtype='int8' needs 0\.\d MB.*dtype='int4'"
+        r"No weights were loaded; dtypes that fit: dtype='int8' needs 0\.\d MB.*dtype='int4'"
     )
     with pytest.raises(MemoryError, match=message):
         kind.from_pretrained(folder, cpu_optimize="bfloat16")

@@ -107,7 +107,7 @@ def test_a_tensor_with_more_rows_than_the_model_is_not_cut_off(tmp_path: Path) -
     content = path.read_bytes()
     assert rows + number(64) in content
     path.write_bytes(content.replace(rows + number(64), rows + number(96)))
-    with pytest.raises(ValueError, match=r"96 rows, where its settings make it 64|is damaged"):
+    with pytest.raises(ValueError, match=r"96 rows, but the settings of the file require 64|is damaged"):
         AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file=path.name, cpu_optimize=True)
 
 
@@ -132,7 +132,9 @@ def test_an_architecture_that_is_not_known_is_unpacked_and_said(
 
     path = write_file(tmp_path, "qwen2")
     monkeypatch.delitem(frontend._ARCHITECTURES, "qwen2")
-    with pytest.warns(UserWarning, match="packed anew; kept as they are: those of gemma2, gemma3"):
+    with pytest.warns(
+        UserWarning, match="quantized again; architectures that keep the weights of the file: gemma2, gemma3"
+    ):
         model = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file=path.name, cpu_optimize="float32")
     assert {m.packed_dtype for m in model.modules() if isinstance(m, PackedLinear)} == {"float32"}
     assert any(note.startswith("all weights: unpacked from GGUF") for note in explain(model).notes)
@@ -144,7 +146,7 @@ def test_a_transformers_without_blocks_unpacks_and_says_so(
     from hf_cpu_accel.frontends.gguf import weights_in_blocks
 
     monkeypatch.setitem(sys.modules, "transformers.quantizers.quantizer_gguf", None)
-    with pytest.warns(UserWarning, match="this transformers unpacks"), weights_in_blocks():
+    with pytest.warns(UserWarning, match="this version of transformers dequantizes"), weights_in_blocks():
         assert "llama" not in GGUF_ARCHS
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from hf_cpu_accel import CPUModelForSequenceClassification, explain
-from hf_cpu_accel.frontends.optimum_arguments import in_our_words
+from hf_cpu_accel.frontends.optimum_arguments import translate_arguments
 from tests.frontends.packed.packed_cases import bert
 
 
@@ -40,12 +40,12 @@ class OVWeightQuantizationConfig:
     ],
 )
 def test_bits_of_others_are_dtypes_of_ours(given: dict[str, Any], dtype: str | None) -> None:
-    assert in_our_words({**given, "revision": "main"}, None) == ({"revision": "main"}, dtype)
+    assert translate_arguments({**given, "revision": "main"}, None) == ({"revision": "main"}, dtype)
 
 
 def test_what_is_of_transformers_stays() -> None:
     given = {"quantization_config": {"quant_method": "gptq", "bits": 4}, "dtype": torch.bfloat16}
-    assert in_our_words(given, "int8") == (given, "int8")
+    assert translate_arguments(given, "int8") == (given, "int8")
 
 
 def test_all_at_once(folder: Path) -> None:

@@ -96,7 +96,7 @@ def test_a_linear_that_is_missing_as_a_whole(tmp_path: Path) -> None:
         (
             "model.layers.7.mlp.up_proj.qweight",
             torch.zeros(1, dtype=torch.int32),
-            "the model has no linear there",
+            "but the model has no linear at model.layers.7.mlp.up_proj",
         ),
     ],
 )
@@ -119,7 +119,7 @@ def test_a_quantized_head_that_the_config_ties(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
     for name, tensor in FORMS["gptq"][1]("lm_head", 160, 64).tensors.items():
         change_tensor(tmp_path, f"lm_head.{name}", tensor)
-    refused(tmp_path, "lm_head is quantized, and the config makes its weight that of another")
+    refused(tmp_path, "lm_head is quantized, but config.json ties its weight to another module")
 
 
 def test_experts_that_are_not_whole_are_refused(tmp_path: Path) -> None:
