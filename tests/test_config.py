@@ -70,7 +70,7 @@ def test_bad_values_are_named_with_the_remedy(fields, error, message):
         CPUAccelConfig.from_dict(fields)
 
 
-def test_from_dict_wants_a_mapping():
+def test_from_dict_requires_a_mapping():
     with pytest.raises(TypeError, match="mapping"):
         CPUAccelConfig.from_dict("int8")
 

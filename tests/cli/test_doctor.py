@@ -150,7 +150,7 @@ def test_capped_kernels_are_not_blamed_twice() -> None:
     )
 
 
-def test_old_cpu_is_no_problem_that_has_a_fix() -> None:
+def test_old_cpus_are_a_note() -> None:
     old = replace(CPU, tier="generic", uncapped_tier="generic")
     assert checks.tier(old).status == "note"
     assert checks.tier(replace(old, arch="aarch64")).status == "ok"
@@ -165,7 +165,7 @@ def test_old_cpu_is_no_problem_that_has_a_fix() -> None:
     ],
 )
 @pytest.mark.parametrize("count", [1, 16])
-def test_threads_off_the_limit(source: str, fix: str, count: int) -> None:
+def test_threads_above_and_below_the_limit(source: str, fix: str, count: int) -> None:
     found = checks.threads(ThreadChoice(count, f"{count} as set", source), CPU)
     assert found.status == "problem"
     assert fix in found.fix
@@ -250,13 +250,13 @@ def test_compiling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "version of torch" in unknown.fix
 
 
-def test_folder_to_be_made(tmp_path: Path) -> None:
+def test_folder_that_does_not_exist_yet(tmp_path: Path) -> None:
     found = checks.folder(tmp_path / "not/yet/there")
     assert found.status == "ok"
     assert os.listdir(tmp_path) == []
 
 
-def test_folder_that_refuses(tmp_path: Path) -> None:
+def test_folder_that_is_not_writable(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     found = checks.folder(tmp_path / "file" / "below")
     assert found.status == "problem"

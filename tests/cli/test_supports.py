@@ -65,7 +65,7 @@ def test_each_kind_of_layer_is_built():
     assert len(made.model.layers) == 6
 
 
-def test_words_and_experts_are_few_and_ids_apart():
+def test_vocabulary_and_experts_are_cut_and_ids_stay_distinct():
     given = config(
         "mixtral",
         num_key_value_heads=2,
@@ -86,7 +86,7 @@ def test_groups_of_experts_stay_whole():
     assert fields == {"n_routed_experts": 16, "n_group": 8, "num_experts_per_tok": 8}
 
 
-def test_what_is_too_large_is_refused_with_its_size():
+def test_large_models_are_rejected_with_their_size():
     with pytest.raises(
         ValueError, match=r"2 layers that contain each kind take 0\.\d GB, but only 0\.0 GB may be used"
     ):
@@ -127,7 +127,7 @@ def test_an_unknown_dtype():
     assert "int7" in result.output
 
 
-def test_members_are_layers_and_not_their_parts():
+def test_members_are_layers_instead_of_their_parts():
     model = nn.Module()
     linears = lambda: nn.Sequential(*(nn.Linear(8, 8) for _ in range(4)))  # noqa: E731
     layer, stage = nn.Module(), nn.Module()

@@ -78,7 +78,7 @@ def test_packed_needs_an_accelerated_model(small: Any, tmp_path: Path) -> None:
         cls.from_pretrained(folder, cpu_optimize=False).save_pretrained(tmp_path / "packed", packed=True)
 
 
-def test_options_of_transformers_are_handed_on(small: Any, tmp_path: Path) -> None:
+def test_options_of_transformers_are_passed_on(small: Any, tmp_path: Path) -> None:
     folder, _, cls = small
     cls.from_pretrained(folder, cpu_optimize="int8").save_pretrained(
         tmp_path / "shards", max_shard_size="200KB"

@@ -54,7 +54,7 @@ def greedy(prompt: str, new: int = NEW) -> str:
     return str(tokenizer.decode([token for token in written if token != 0]))
 
 
-def test_a_completion_is_what_generate_says(ai: openai.OpenAI) -> None:
+def test_completions_equal_generate(ai: openai.OpenAI) -> None:
     answer = ai.completions.create(model="writer", prompt="hello", max_tokens=NEW)
     assert answer.choices[0].text == greedy("hello")
     assert answer.choices[0].finish_reason == "length"
@@ -66,7 +66,7 @@ def test_a_completion_is_what_generate_says(ai: openai.OpenAI) -> None:
     )
 
 
-def test_a_chat_is_its_template_and_what_follows(ai: openai.OpenAI) -> None:
+def test_chats_equal_template_and_generate(ai: openai.OpenAI) -> None:
     answer = ai.chat.completions.create(model="writer", messages=CHAT, max_tokens=NEW)
     assert (answer.choices[0].message.content or "") == greedy("u:hello;a:")
     assert answer.choices[0].message.role == "assistant"
@@ -79,7 +79,7 @@ def test_a_chat_is_its_template_and_what_follows(ai: openai.OpenAI) -> None:
     )
 
 
-def test_streams_are_the_whole_in_pieces(ai: openai.OpenAI, client: TestClient) -> None:
+def test_streams_join_to_the_complete_answer(ai: openai.OpenAI, client: TestClient) -> None:
     whole = ai.chat.completions.create(model="writer", messages=CHAT, max_tokens=NEW)
     chunks = list(
         ai.chat.completions.create(
@@ -156,7 +156,7 @@ def test_a_stop_string_ends_an_answer(ai: openai.OpenAI) -> None:
     assert stopped.choices[0].finish_reason == "stop"
 
 
-def test_a_seed_repeats_what_is_drawn(ai: openai.OpenAI) -> None:
+def test_seeds_repeat_samples(ai: openai.OpenAI) -> None:
     def draw(seed: int) -> str:
         answer = ai.completions.create(
             model="writer", prompt="hello", max_tokens=NEW, temperature=1.5, top_p=0.95, seed=seed
@@ -167,7 +167,7 @@ def test_a_seed_repeats_what_is_drawn(ai: openai.OpenAI) -> None:
     assert len({draw(seed) for seed in range(4)}) > 1
 
 
-def test_tools_and_formats_go_to_templates_that_have_them(ai: openai.OpenAI) -> None:
+def test_templates_get_the_tools_and_formats_that_they_support(ai: openai.OpenAI) -> None:
     with_tools = ai.chat.completions.create(model="writer", messages=CHAT, max_tokens=4, tools=TOOLS)
     assert with_tools.usage is not None
     assert with_tools.usage.prompt_tokens == len("tools:weather;u:hello;a:")
@@ -233,7 +233,7 @@ REFUSED: list[tuple[dict[str, Any], int, str]] = [
 
 
 @pytest.mark.parametrize(("fields", "status", "message"), REFUSED)
-def test_what_a_chat_is_refused_for(
+def test_wrong_chat_requests_are_rejected(
     client: TestClient, fields: dict[str, Any], status: int, message: str
 ) -> None:
     response = client.post("/v1/chat/completions", json={"model": "writer", "messages": CHAT, **fields})
@@ -251,13 +251,15 @@ def test_what_a_chat_is_refused_for(
         ({"prompt": "a", "echo": True}, "echo=True is not supported"),
     ],
 )
-def test_what_a_completion_is_refused_for(client: TestClient, fields: dict[str, Any], message: str) -> None:
+def test_wrong_completion_requests_are_rejected(
+    client: TestClient, fields: dict[str, Any], message: str
+) -> None:
     response = client.post("/v1/completions", json={"model": "writer", **fields})
     assert response.status_code == 400
     assert message in response.json()["error"]["message"]
 
 
-def test_a_full_queue_is_told(client: TestClient, models: dict[str, LanguageModel]) -> None:
+def test_full_queues_are_reported(client: TestClient, models: dict[str, LanguageModel]) -> None:
     """All or none of a request's prompts are taken."""
     response = client.post(
         "/v1/completions", json={"model": "writer", "prompt": ["a"] * 40, "max_tokens": 80}

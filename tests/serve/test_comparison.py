@@ -51,7 +51,7 @@ def test_pair_changes_its_dtype_when_asked():
     assert pair.use("int8").dtype == "int8"
 
 
-def test_calls_take_turns_and_their_rate_is_that_of_the_amount():
+def test_calls_alternate_and_rates_use_the_amount():
     order = []
 
     def call(name: str, seconds: float) -> None:
@@ -72,7 +72,7 @@ def test_calls_take_turns_and_their_rate_is_that_of_the_amount():
     assert comparison.rates == (10 / eager, 10 / accelerated)
 
 
-def test_speedup_is_that_inside_a_round():
+def test_speedup_is_the_median_of_per_round_ratios():
     eager, accelerated = Timing(((1.0,), (10.0,), (1.0,))), Timing(((0.5,), (2.5,), (0.5,)))
     comparison = Comparison(eager, accelerated, amount=2, unit="texts")
     assert comparison.speedup == 2
@@ -80,7 +80,7 @@ def test_speedup_is_that_inside_a_round():
     assert str(comparison) == "Speedup 2.00x: 500 ms instead of 1.00 s for 2 texts"
 
 
-def test_slower_is_called_slower():
+def test_slower_calls_are_labeled_slower():
     assert str(compare_seconds(1.0, 2.0, amount=4, unit="images")) == (
         "Speedup 0.50x (slower): 2.00 s instead of 1.00 s for 4 images"
     )
@@ -110,7 +110,7 @@ def test_chart_has_both_rates():
     assert axes.get_title(loc="left") == "tokens/s (longer is better)"
 
 
-def test_plan_has_a_row_for_each_kind_and_all_parts_in_it():
+def test_plan_rows_cover_all_modules():
     model = nn.Sequential(make_model(), make_model(), nn.Embedding(5, 4)).eval()
     plan = explain(accelerate_for_cpu(model, dtype="int8"))
     rows = plan_rows(plan)

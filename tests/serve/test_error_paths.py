@@ -36,7 +36,7 @@ def ask(client: TestClient) -> Any:
     return client.post("/v1/completions", json={"prompt": "hello", "max_tokens": 3})
 
 
-def test_messages_that_a_template_refuses(client: TestClient) -> None:
+def test_messages_that_a_template_rejects(client: TestClient) -> None:
     body = {"messages": [{"role": "assistant", "content": "hello"}], "max_tokens": 1}
     response = client.post("/v1/chat/completions", json=body)
     assert response.status_code == 400
@@ -44,7 +44,7 @@ def test_messages_that_a_template_refuses(client: TestClient) -> None:
     assert message == "the chat template of 'picky' rejects these messages: users speak first"
 
 
-def test_an_error_while_text_is_written(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_while_text_is_generated(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     def feed(self: TextStream, token: int) -> Any:
         raise RuntimeError("out of luck")
 
@@ -57,7 +57,7 @@ def test_an_error_while_text_is_written(client: TestClient, monkeypatch: pytest.
     assert ask(client).status_code == 200
 
 
-def test_a_server_without_a_model_for_it(encoders: Callable[..., list[Served]]) -> None:
+def test_servers_without_a_capable_model(encoders: Callable[..., list[Served]]) -> None:
     response = ask(TestClient(Service(Models(encoders("embedder"))).app))
     assert response.status_code == 400
     assert (
@@ -82,7 +82,7 @@ def test_a_model_of_a_package_that_is_missing(monkeypatch: pytest.MonkeyPatch) -
         loading.load_sentence_transformer("name", "some/model")
 
 
-def test_a_tokenizer_that_grammars_can_not_use() -> None:
+def test_tokenizers_without_grammar_support() -> None:
     with pytest.raises(BadInput, match="JSON output is not supported with the tokenizer of this model: "):
         Grammars(object(), [0]).json({"type": "object"})
 
@@ -97,7 +97,7 @@ def test_a_token_that_the_grammar_forbids() -> None:
         mask(torch.cat([ids, forced], dim=1), torch.zeros(1, 94))
 
 
-def test_a_recording_that_a_decoder_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recordings_that_a_decoder_rejects(monkeypatch: pytest.MonkeyPatch) -> None:
     def load_audio(*args: Any, **options: Any) -> np.ndarray:
         raise RuntimeError("no such codec")
 

@@ -68,7 +68,7 @@ def test_large_bodies_are_not_read_to_their_end(service: Callable[..., Service],
 
 
 @pytest.mark.parametrize("length", ["9" * 5000, "-5", "many"])
-def test_lengths_that_mean_no_good(service: Callable[..., Service], length: str) -> None:
+def test_malicious_content_lengths(service: Callable[..., Service], length: str) -> None:
     client = TestClient(service(max_body=1000).app)
     response = client.post(
         "/embed",
@@ -78,7 +78,7 @@ def test_lengths_that_mean_no_good(service: Callable[..., Service], length: str)
     assert response.status_code in (200, 413)
 
 
-def test_a_full_queue_is_said_so(
+def test_full_queues_answer_429(
     service: Callable[..., Service], busy: tuple[threading.Event, threading.Event]
 ) -> None:
     made = service()
@@ -113,7 +113,7 @@ def test_a_full_queue_is_said_so(
     assert answers == [200, 200]
 
 
-def test_errors_of_the_model_are_told(
+def test_errors_of_the_model_are_reported(
     service: Callable[..., Service], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(loaded: Any, batch: Any) -> Any:
@@ -128,7 +128,7 @@ def test_errors_of_the_model_are_told(
     assert client.post("/embed", json={"inputs": "time"}).status_code == 200
 
 
-def test_a_closed_gate_lets_nobody_in(service: Callable[..., Service]) -> None:
+def test_closed_gates_reject_all_requests(service: Callable[..., Service]) -> None:
     made = service()
     made.gate.close()
     client = TestClient(made.app)
@@ -141,7 +141,7 @@ def test_a_closed_gate_lets_nobody_in(service: Callable[..., Service]) -> None:
         }
 
 
-def test_who_leaves_is_taken_out_of_the_queue(
+def test_disconnected_clients_leave_the_queue(
     service: Callable[..., Service], busy: tuple[threading.Event, threading.Event]
 ) -> None:
     made = service()

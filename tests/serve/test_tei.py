@@ -39,7 +39,7 @@ def post(client: TestClient, path: str, **body: Any) -> Any:
     return response.json()
 
 
-def test_embed_gives_a_row_for_each_text(client: TestClient, loaded: dict[str, Any]) -> None:
+def test_embed_returns_a_row_per_text(client: TestClient, loaded: dict[str, Any]) -> None:
     expected = plain(loaded["folder"] / "embedder", *TEXTS)
     raw = np.array(post(client, "/embed", inputs=TEXTS, normalize=False))
     np.testing.assert_allclose(raw, expected, atol=2e-4, rtol=1e-3)
@@ -50,7 +50,7 @@ def test_embed_gives_a_row_for_each_text(client: TestClient, loaded: dict[str, A
     np.testing.assert_allclose(post(client, "/embed", inputs=TEXTS, dimensions=5), short, atol=2e-4)
 
 
-def test_embed_takes_token_ids(client: TestClient) -> None:
+def test_embed_accepts_token_ids(client: TestClient) -> None:
     ids = [2, 4, 5, 3]  # [CLS] time year [SEP]
     by_text = post(client, "/embed", inputs=["time year"])
     for inputs in (ids, [ids]):
@@ -58,7 +58,7 @@ def test_embed_takes_token_ids(client: TestClient) -> None:
 
 
 @pytest.mark.parametrize("direction", ["Left", "Right"])
-def test_embed_cuts_where_it_is_asked_to(client: TestClient, direction: str) -> None:
+def test_embed_truncates_on_request(client: TestClient, direction: str) -> None:
     words = WORDS * 2
     kept = words[:22] if direction == "Right" else words[-22:]
     cut = post(client, "/embed", inputs=TOO_LONG, truncate=True, truncation_direction=direction)
@@ -79,7 +79,7 @@ def test_rerank_orders_texts_by_score(client: TestClient, loaded: dict[str, Any]
     assert set(raw[0]) == {"index", "score"}
 
 
-def test_predict_gives_labels_with_their_scores(client: TestClient, loaded: dict[str, Any]) -> None:
+def test_predict_returns_labels_with_scores(client: TestClient, loaded: dict[str, Any]) -> None:
     body = {"model": "classifier"}
     logits = plain(loaded["folder"] / "classifier", "time year", ("life", "state"), classifies=True)
     expected = torch.tensor(logits).softmax(-1).numpy()
@@ -148,14 +148,16 @@ REFUSED: list[tuple[str, Any, int, str]] = [
 
 
 @pytest.mark.parametrize(("path", "body", "status", "message"), REFUSED)
-def test_what_is_refused(client: TestClient, path: str, body: Any, status: int, message: str) -> None:
+def test_wrong_requests_are_rejected(
+    client: TestClient, path: str, body: Any, status: int, message: str
+) -> None:
     response = client.post(path, json=body)
     assert (response.status_code, response.json()["error_type"]) == (status, "Validation")
     assert message in response.json()["error"]
 
 
 @pytest.mark.parametrize("body", [b"", b'{"inputs', b"\x80\x04K\x01.", b"[" * 100_000, b'{"inputs": NaN}'])
-def test_what_is_no_json(client: TestClient, body: bytes) -> None:
+def test_bodies_that_are_not_json(client: TestClient, body: bytes) -> None:
     response = client.post("/embed", content=body, headers={"content-type": "application/json"})
     assert response.status_code in (400, 422)
     assert response.json()["error"]

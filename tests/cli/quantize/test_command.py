@@ -39,9 +39,7 @@ def run(*arguments: object) -> tuple[int, str]:
     return result.exit_code, result.output
 
 
-def test_a_calibrated_folder_loads_as_what_calibration_gives(
-    checkpoint: Path, text: Path, tmp_path: Path
-) -> None:
+def test_a_calibrated_folder_loads_the_calibrated_model(checkpoint: Path, text: Path, tmp_path: Path) -> None:
     code, output = run(checkpoint, tmp_path / "packed", "--calibration", text)
     assert code == 0, output
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "packed")
@@ -97,7 +95,7 @@ def test_only_a_report(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.Mon
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint", "quantization.png"]
 
 
-def test_what_cannot_be_is_said(checkpoint: Path, tmp_path: Path) -> None:
+def test_wrong_arguments_are_rejected(checkpoint: Path, tmp_path: Path) -> None:
     (tmp_path / "empty.txt").touch()
     for arguments, says in (
         ((checkpoint,), "nothing to do"),

@@ -59,7 +59,7 @@ def test_a_newer_format_is_named_before_anything_is_read(packed):
         AutoModel.from_pretrained(packed)
 
 
-def test_another_models_config_is_refused(packed):
+def test_configs_of_other_models_are_rejected(packed):
     change_config(packed, intermediate_size=512)
     with pytest.raises(
         ValueError, match=r"does not fit this model.*config.json requires.*Nothing was loaded"
@@ -67,12 +67,12 @@ def test_another_models_config_is_refused(packed):
         AutoModel.from_pretrained(packed)
 
 
-def test_another_device_is_refused(packed):
+def test_other_devices_are_rejected(packed):
     with pytest.raises(ValueError, match="device_map='auto' is not supported with a packed folder"):
         AutoModel.from_pretrained(packed, device_map="auto")
 
 
-def test_what_is_to_be_divided_is_refused_before_files_are_looked_for(packed):
+def test_divided_models_are_rejected_before_the_search_for_files(packed):
     config = AutoConfig.from_pretrained(packed)
     config.distributed_config = DistributedConfig(tp_size=2)
     (packed / FILE).unlink()
@@ -105,7 +105,7 @@ def test_only_accelerated_models_are_written_packed(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_packed_folders_are_not_pushed_by_the_way(tmp_path):
+def test_packed_folders_are_not_pushed_while_saving(tmp_path):
     model, _, _ = bert()
     accelerate_for_cpu(model.eval())
     with pytest.raises(
@@ -142,7 +142,7 @@ def test_a_plain_save_without_originals_warns_and_writes_rounded_weights(tmp_pat
     torch.testing.assert_close(loaded(**inputs)[0], before, atol=0.05, rtol=0)
 
 
-def test_what_was_loaded_packed_is_unpacked_when_that_is_asked_for(packed, tmp_path_factory):
+def test_packed_false_writes_the_plain_weights(packed, tmp_path_factory):
     folder = tmp_path_factory.mktemp("plain")
     model = AutoModelForSequenceClassification.from_pretrained(packed)
     with pytest.warns(UserWarning, match="rounded to int8"):

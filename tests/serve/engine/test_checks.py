@@ -37,13 +37,13 @@ def stand_where_the_longest_stands(module, args, inputs):
         (lambda: build("llama").model, "LlamaModel is not supported: it does not generate"),
     ],
 )
-def test_models_that_are_not_accepted(make, reason):
+def test_unsupported_models_are_rejected(make, reason):
     with pytest.raises(ValueError, match=f"model={reason}.*accepted are transformers decoders"):
         Engine(make())
 
 
 @pytest.mark.parametrize("change", [heed_no_mask, stand_where_the_longest_stands])
-def test_models_whose_sequences_would_change_one_another(change):
+def test_models_that_ignore_masks_are_rejected(change):
     model = build("gpt2")
     Engine(model).close()
     model.register_forward_pre_hook(change, with_kwargs=True)
@@ -64,7 +64,7 @@ def test_models_whose_sequences_would_change_one_another(change):
         ({"max_length": 1}, "max_length=1"),
     ],
 )
-def test_settings_that_cannot_be(settings, message):
+def test_wrong_settings_are_rejected(settings, message):
     with pytest.raises(ValueError, match=message):
         Engine(accelerated("llama"), **settings)
 
@@ -77,7 +77,7 @@ def test_a_model_without_a_limit_needs_one():
 
 
 @pytest.mark.parametrize("kind", ["dynamic", "longrope"])
-def test_frequencies_that_depend_on_the_longest_sequence_set_the_limit(kind):
+def test_rotary_frequencies_of_the_longest_sequence_set_the_limit(kind):
     model = SCALED[kind].build()
     with Engine(model) as engine:
         assert engine.max_length == 32
@@ -90,6 +90,6 @@ def test_other_scaled_positions_do_not():
         assert engine.max_length == 512
 
 
-def test_what_is_kept_of_a_token():
+def test_layouts_of_the_kv_cache():
     with Engine(DECODERS["gemma3"].build()) as engine:  # windows keep all tokens here
         assert engine._scheduler._forward.layout.token_bytes == 3 * 2 * 2 * 32 * 4
