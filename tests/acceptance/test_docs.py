@@ -61,7 +61,7 @@ ELSEWHERE = {"how-to/other-libraries.md"}
 # Languages of blocks. What is typed into a shell is held against the command's own --help: most of it takes minutes, or downloads.
 LANGUAGES = {"python", "bash", "text"}
 # Commands that are not ours: what they do is not for these tests to say. (tests/cli/test_optimum_cli.py is about optimum's.)
-FOREIGN = ("git clone", "pip install", "optimum-cli", "curl", "hf ")
+FOREIGN = ("git clone", "pip install", "pip download", "optimum-cli", "curl", "hf ")
 
 
 def with_python() -> list[Path]:
