@@ -22,17 +22,17 @@ _GENERATION = ("keys and values", "greedy search and sampling", "beam search", "
 _HEAD = """\
 # Pipeline tasks
 
-Every task that `transformers.pipeline` knows, with a small random model of an architecture that serves it: what
-`accelerate_for_cpu` makes of it, counted from `explain()`. Each of these pipelines is tested to answer as before, to
-fail as before on bad input (empty text, odd and broken images, silence, no sound at all), and to be restored bit by bit.
+The table lists every task of `transformers.pipeline`, tested with a small random model. The tests check that outputs and errors
+stay the same, also for bad input (empty text, broken images, silence), and that `restore` is exact bit by bit. The counts come
+from `explain()`.
 
-- **fused**: each transformer layer runs as a whole, as [every model type](models.md) has it: in one call of a kernel, or recorded.
-- **partly fused**: some layers run as a whole; of the others attention, linears and feed-forward networks are fused.
+- **fused**: each transformer layer runs as a whole, in one op or recorded, as in [model types](models.md).
+- **partly fused**: some layers run as a whole. In the others, attention, linears and feed-forward networks are fused.
 - **left alone**: nothing is replaced.
 
-*Other ops* are replaced modules outside of whole layers; *left* are modules with weights that run as they did, without
-lookup tables, norms, and heads for a few classes. What `compile=` does besides is told in [torch.compile](compile.md),
-and `explain(pipe)` gives the reasons for your own model. This page is written by `make docs-tasks`.
+**Other ops** are replaced modules outside of whole layers. **Left** are modules with weights that are not replaced, without
+lookup tables, norms, and heads of a few classes. [`compile=`](../how-to/compile.md) can compile these. `explain(pipe)` prints
+the reasons for your model. `make docs-tasks` writes this page.
 
 | Task | Tested with | State | Whole layers | Other ops | Left |
 | --- | --- | --- | --- | --- | --- |
