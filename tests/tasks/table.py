@@ -1,6 +1,6 @@
-"""Writes docs/reference/tasks.md, what becomes of the pipeline of each task: `python -m tests.tasks.table`.
+"""Write docs/reference/tasks.md, the modules that are replaced in a pipeline of each task: `python -m tests.tasks.table`.
 
-Which layers are whole is decided as for docs/reference/models.md, by `tests.architectures.layers`.
+`tests.architectures.layers` finds the layers that run as a whole, as for docs/reference/models.md.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def page() -> str:
 
 
 def _found(case: Case) -> tuple[Plan, dict[str, str | None]]:
-    """Return the plan after one call, in which layers are recorded, and {path of a transformer layer: why it is not whole}."""
+    """Return the plan after one call, which records layers, and {path of a transformer layer: None, or why it is not whole}."""
     pipe = case.build()
     (args, options), model = case.calls[0], pipe.model
     linears = linears_of_layers(model)
@@ -78,7 +78,7 @@ def _state(layers: Mapping[str, str | None], replaced: Sequence[PlanItem]) -> st
 
 
 def _counts(item: PlanItem) -> bool:
-    """Whether somebody who looks for time would want to know that this was left."""
+    """Return whether a module that was not replaced may take noticeable time."""
     small = ("table lookup", "one op already", "output features", "transformers' own", "shares its weight")
     assert item.reason is not None
     return not any(part in item.reason for part in small)
