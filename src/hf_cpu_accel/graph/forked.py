@@ -112,11 +112,11 @@ class _Other:
             error: str | None = self._errors.recv()
         except EOFError:
             self.process.join()
-            error = f"it ended with status {self.process.exitcode}: killed, or out of memory"
+            error = f"it exited with code {self.process.exitcode}: killed, or out of memory"
         if error is not None:
             self._counts.stop()
             raise RuntimeError(
-                f"process {self.process.pid}, which computed a part of the nodes, failed: {error}"
+                f"process {self.process.pid}, which computed some of the nodes, failed: {error}"
             )
 
 

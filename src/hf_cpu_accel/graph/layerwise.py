@@ -78,7 +78,7 @@ def inference(
         raise ValueError(f"x of shape {tuple(x.shape)}: expected [nodes, {model.in_channels}]")
     for name, count in (("batch_size", batch_size), ("processes", processes)):
         if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-            raise ValueError(f"{name}={count!r}: expected a whole number from 1")
+            raise ValueError(f"{name}={count!r}: expected an integer of at least 1")
     if x.shape[0] == 0:
         return model(x, edge_index)
     steps = model.num_layers * -(-x.shape[0] // batch_size)
@@ -92,13 +92,13 @@ def _check(model: Any) -> None:
         hasattr(model, name) for name in ("convs", "norms", "inference_per_layer", "jk_mode", "in_channels")
     ):
         raise TypeError(
-            f"model is a {type(model).__name__}: expected one of torch_geometric.nn.models, made of layers"
+            f"model is a {type(model).__name__}: expected a model of torch_geometric.nn.models with layers (convs)"
         )
     if model.training:
-        raise ValueError("model is in training mode: call model.eval()")
+        raise ValueError("model is in training mode; call model.eval() first")
     if model.jk_mode not in (None, "last") or not isinstance(model.in_channels, int):
         raise ValueError(
-            f"jk={model.jk_mode!r}, in_channels={model.in_channels!r}: expected None or 'last', and a number"
+            f"jk={model.jk_mode!r}, in_channels={model.in_channels!r}: expected jk=None or 'last', and an integer in_channels"
         )
     # Layers that look further than one edge, or norms that look at other nodes, show on any graph.
     nodes, generator = 24, torch.Generator().manual_seed(0)
@@ -109,7 +109,8 @@ def _check(model: Any) -> None:
     tolerance = LAYERWISE.of(parameter.dtype)
     if not Closeness(tolerance, tolerance * float(expected.abs().max())).holds(output, expected):
         raise ValueError(
-            "model: a layer looks further than one edge, or a norm at other nodes: its chunks would be wrong"
+            "model: a layer reads nodes more than one edge away, or a norm reads other nodes, so computing layer by layer in "
+            "batches would change its output; call the model on the full graph"
         )
 
 

@@ -47,7 +47,7 @@ class ReorderedForward:
 
     def __init__(self, model: nn.Module, kind: str) -> None:
         if kind == "rcm" and importlib.util.find_spec("scipy") is None:
-            raise ValueError("reorder='rcm' needs scipy: install it, or take 'degree'")
+            raise ValueError("reorder='rcm' needs scipy; install it, or use reorder='degree'")
         self.model, self.kind = model, kind
         self.served = 0
         self._orders = Memo(MOST_ORDERS)

@@ -53,12 +53,13 @@ def attention(
     """
     _check_heads(query, key, value)
     if softcap is not None and not softcap > 0:
-        raise ValueError(f"softcap={softcap}: more than 0, or None")
+        raise ValueError(f"softcap={softcap}: must be positive, or None")
     if window is not None and window < 0:
-        raise ValueError(f"window={window}: 0 or more, or None")
+        raise ValueError(f"window={window}: must be 0 or more, or None")
     if not 0 <= global_keys <= key.shape[2] or (global_keys and (window is None or is_causal)):
         raise ValueError(
-            f"global_keys={global_keys}: 0 to {key.shape[2]}, the number of keys; 0 without a window, and if causal"
+            f"global_keys={global_keys}: must be 0 to {key.shape[2]}, the number of keys, "
+            "and 0 if there is no window or is_causal=True"
         )
     if mask is not None:
         mask = _normal_mask(mask, query, key)

@@ -74,7 +74,7 @@ def bind(steps: Sequence[Step], *, narrow: bool) -> BoundConvolutions:
         ValueError: no steps, an unknown activation, or a step that reads what only a later one makes.
     """
     if not steps:
-        raise ValueError("steps=(): at least one convolution is needed")
+        raise ValueError("steps=(): at least one convolution is required")
     parts: list[Tensor] = []
 
     def place(tensor: Tensor | None) -> int:
@@ -89,7 +89,7 @@ def bind(steps: Sequence[Step], *, narrow: bool) -> BoundConvolutions:
             image = getattr(step, name, None)
             if image is not None and not 0 <= image <= number:
                 raise ValueError(
-                    f"steps[{number}]: {name}={image}: must be one of the images 0 to {number}, made before it"
+                    f"steps[{number}]: {name}={image}: must be one of the images 0 to {number}, computed before this step"
                 )
         if isinstance(step, ConvolutionStep):
             check_activation(step.activation)

@@ -52,7 +52,7 @@ def deformable_attention(
         )
     if len(shapes) != len(counts) or sum(height * width for height, width in shapes) != pixels:
         raise ValueError(
-            f"shapes={list(shapes)}: must be {len(counts)} pairs of a height and a width, of {pixels} pixels in all"
+            f"shapes={list(shapes)}: must be {len(counts)} pairs (height, width) with {pixels} pixels in total"
         )
     sizes = [side for shape in shapes for side in shape]
     refuse_derivatives("deformable_attention", value, points, weights)

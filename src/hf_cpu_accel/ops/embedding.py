@@ -75,7 +75,7 @@ def _check(
             raise ValueError(f"{name} of shape {tuple(matrix.shape)}: must have two dimensions")
     for name, indices, table in (("type", type_ids, types), ("position", position_ids, positions)):
         if table is None and indices is not None:
-            raise ValueError(f"{name}_ids without {name}s: there is no table to look them up in")
+            raise ValueError(f"{name}_ids without {name}s; pass the table {name}s too")
         if table is not None and table.shape[1:] != words.shape[1:]:
             raise ValueError(
                 f"{name}s of shape {tuple(table.shape)}: must be [rows, {words.shape[1]}], as wide as words"

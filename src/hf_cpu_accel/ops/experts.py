@@ -75,7 +75,7 @@ class ExpertWeights:
                 f"experts of {self.intermediate_features} over {self.features} features: must be multiples of {PANEL_FEATURES}"
             )
         if self.limit < 0 or (self.limit and not self.gated):
-            raise ValueError(f"limit={self.limit}: 0 for none, or more where the experts are gated")
+            raise ValueError(f"limit={self.limit}: must be 0 (none), or positive with gated experts")
 
 
 def experts_ffn(

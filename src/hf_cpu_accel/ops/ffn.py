@@ -45,7 +45,9 @@ def ffn(
     check_input(input, up)
     check_activation(activation)
     if down.in_features != up.out_features:
-        raise ValueError(f"down takes {down.in_features} features but up gives {up.out_features}")
+        raise ValueError(
+            f"down has {down.in_features} input features, up has {up.out_features} output features: must be equal"
+        )
     weights = (up.data, up.scale, up_bias, down.data, down.scale, down_bias)
     sizes = (down.in_features, down.out_features)
     refuse_derivatives("ffn", input, up_bias, down_bias, residual)
@@ -83,8 +85,8 @@ def gated_ffn(
     check_activation(activation)
     if 2 * down.in_features != up.out_features or down.in_features % PANEL_FEATURES:
         raise ValueError(
-            f"up gives {up.out_features} features and down takes {down.in_features}: accepted are twice as many, "
-            f"and multiples of {PANEL_FEATURES}"
+            f"up has {up.out_features} output features, down has {down.in_features} input features: up must have twice as "
+            f"many as down, and down a multiple of {PANEL_FEATURES}"
         )
     weights = (up.data, up.scale, up_bias, down.data, down.scale, down_bias)
     sizes = (down.in_features, down.out_features)

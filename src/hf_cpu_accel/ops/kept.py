@@ -36,7 +36,7 @@ class Kept:
 
     def __reduce__(self) -> Any:
         raise TypeError(
-            "what the library keeps is not copied or pickled: make another one of the same arguments"
+            "arguments stored in the library are not copied or pickled; create a new object from the same arguments"
         )
 
 

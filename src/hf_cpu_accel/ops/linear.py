@@ -107,7 +107,7 @@ def check_input(input: Tensor, weight: PackedWeight) -> None:
 
 def check_activation(activation: str) -> None:
     if activation not in ACTIVATIONS:
-        raise ValueError(f"activation={activation!r}: known are {', '.join(ACTIVATIONS)}")
+        raise ValueError(f"activation={activation!r}: must be one of {', '.join(ACTIVATIONS)}")
 
 
 def linear_reference(

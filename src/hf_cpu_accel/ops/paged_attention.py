@@ -52,7 +52,7 @@ def paged_attention(
             f"key of shape {tuple(key.shape)} and dtype {key.dtype} does not fit query of shape {tuple(query.shape)}"
         )
     if window is not None and window < 1:
-        raise ValueError(f"window={window}: at least 1, or None")
+        raise ValueError(f"window={window}: must be at least 1, or None")
     return torch.ops.hf_cpu_accel.paged_attention(
         query, key, value, query_begin, key_begin, slots, window or 0, scale
     )

@@ -26,7 +26,7 @@ def quantize_int4(weight: Tensor, group: int) -> tuple[Tensor, Tensor, Tensor]:
     int4.check_group(group)
     if weight.dim() != 2 or weight.shape[1] % group:
         raise ValueError(
-            f"weight of shape {tuple(weight.shape)}: it must be a matrix of whole groups of {group}"
+            f"weight of shape {tuple(weight.shape)}: must be a matrix whose columns are whole groups of {group}"
         )
     index, multiplier, scale = torch.ops.hf_cpu_accel.quantize_int4(weight, group)
     return index, multiplier, scale

@@ -97,6 +97,6 @@ def positional(op: Any, named: Mapping[str, Any], given: int = 0) -> tuple[Any, 
         elif isinstance(argument.type, torch.OptionalType):
             values.append(None)
         else:
-            raise TypeError(f"{op} needs {argument.name}")
+            raise TypeError(f"{op}: the required argument {argument.name} is missing")
         length = len(values)
     return tuple(values[:length])

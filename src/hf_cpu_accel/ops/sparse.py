@@ -130,7 +130,7 @@ def _check(
     bias: Tensor | None,
 ) -> None:
     if reduce not in REDUCTIONS:
-        raise ValueError(f"reduce={reduce!r}: accepted are {', '.join(REDUCTIONS)}")
+        raise ValueError(f"reduce={reduce!r}: expected one of {', '.join(REDUCTIONS)}")
     if x.dim() != 2:
         raise ValueError(f"x of shape {tuple(x.shape)}: expected [nodes, features]")
     edges, features, rows = (x if col is None else col).shape[0], x.shape[1], rowptr.shape[0] - 1

@@ -53,7 +53,7 @@ def _spmm_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     rowptr, col, value, x = ctx.saved_tensors
     if ctx.reduce not in ("sum", "mean"):
         raise RuntimeError(
-            "hf_cpu_accel::spmm_reduce with min or max has no gradient of its own: call ops.sparse.spmm_reduce"
+            "torch.ops.hf_cpu_accel.spmm_reduce has no gradient with min or max; call hf_cpu_accel.ops.sparse.spmm_reduce"
         )
     _, _, needs_value, needs_x, _, needs_addend, _, needs_bias, *_ = ctx.needs_input_grad
     scaled = grad

@@ -98,7 +98,7 @@ def _check_graph(rowptr: Tensor, col: Tensor | None, sources: int) -> None:
         used is not None and len(used) and (int(used.min()) < 0 or int(used.max()) >= sources)
     ):
         raise RuntimeError(
-            "hf_cpu_accel: rowptr must not decrease or go beyond col, and col must be rows that exist"
+            "hf_cpu_accel: rowptr must not decrease or exceed the length of col, and col must index rows that exist"
         )
 
 

@@ -29,7 +29,7 @@ class KeptValues:
         """
         dtypes = {tensor.dtype for tensor in tensors}
         if len(dtypes) != 1:
-            raise ValueError(f"tensors: must be of one dtype and not {sorted(map(str, dtypes))}")
+            raise ValueError(f"tensors must have one dtype, got {sorted(map(str, dtypes))}")
         self._start(tensors, torch.cat([tensor.detach().reshape(-1) for tensor in tensors]))
 
     def _start(self, tensors: list[Tensor], values: Tensor) -> None:

@@ -141,7 +141,8 @@ def test_layers_that_are_one_op_are_not_compiled() -> None:
         model(input_ids=torch.ones(2, 3, dtype=torch.long))
     state = explain(model).compile_state
     assert (
-        state == "background: nothing, its 2 layers are one op each already, and little is left beside them"
+        state
+        == "background: nothing, its 2 layers already run as one op each, and little else is left to compile"
     )
 
 

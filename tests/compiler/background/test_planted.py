@@ -33,7 +33,7 @@ def test_what_others_can_write_to_is_not_loaded(
     path.chmod(path.stat().st_mode | mode)
     assert artifacts.load(copied) is None
     (record,) = caplog.records
-    assert f"{path}: others can write to it (mode" in record.getMessage()
+    assert f"{path}: other users can write to it (mode" in record.getMessage()
     assert artifacts.load(copied, trusted=True) is not None
 
 
@@ -155,7 +155,7 @@ def test_a_home_that_others_can_write_to_is_done_without(
     assert not into.is_relative_to(shared)
     assert into.stat().st_mode & 0o077 == 0
     (warning,) = [record.getMessage() for record in caplog.records if str(shared) in record.getMessage()]
-    assert "others can write to it (mode 777)" in warning
+    assert "other users can write to it (mode 777)" in warning
     assert "set HF_CPU_ACCEL_HOME to a folder of your own" in warning
 
 

@@ -82,8 +82,8 @@ def test_answers_are_of_tier_one_until_it_is_verified(
     accelerate_for_cpu(model, dtype="float32", compile="now")
     for _ in range(3):
         close(model(input), expected)
-    assert state(model).state == "tier 1"
-    assert "the compiled form does not agree with tier 1: cosine" in str(state(model).reason)
+    assert state(model).state == "level 1"
+    assert "the compiled form does not agree with level 1: cosine" in str(state(model).reason)
 
 
 class Keeper(nn.Softsign):
@@ -117,7 +117,7 @@ def test_what_is_not_faster_is_not_used(
 ) -> None:
     monkeypatch.setattr(verdict, "GAIN", math.inf)
     model, input = accelerate_for_cpu(blocks(), dtype="float32", compile="now"), torch.randn(SHAPE)
-    call_until(model, input, lambda: state(model).state == "tier 1")
+    call_until(model, input, lambda: state(model).state == "level 1")
     assert state(model).reason == "the compiled form was not faster"
     tier_one_calls.clear()
     model(input)
@@ -180,7 +180,7 @@ def test_copies_run_tier_one(model: nn.Sequential, tier_one_calls: list[nn.Modul
         tier_one_calls.clear()
         close(copied(input), model(input))
         assert tier_one_calls == list(copied)
-        assert "a copy of an accelerated model" in explain(copied).compile_state
+        assert "copies of an accelerated model are not compiled" in explain(copied).compile_state
 
 
 @torch.no_grad()

@@ -83,7 +83,8 @@ def load(folder: Path, *, trusted: bool = False) -> Library | None:
     foreign = None if trusted else _foreign(folder)
     if foreign is not None:
         say(
-            f"{foreign}: compiled code there is not loaded, since it would run as you. Remove it if it is not yours"
+            f"{foreign}: this compiled code is not loaded, because it would run with your permissions; "
+            "remove it if it is not yours"
         )
         return None
     try:

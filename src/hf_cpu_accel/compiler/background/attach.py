@@ -40,7 +40,7 @@ class CompiledTier:
 
     def __getstate__(self) -> dict[str, object]:
         # Copies of the model run tier 1.
-        return {"mode": self.mode, "regions": [], "reason": "a copy of an accelerated model"}
+        return {"mode": self.mode, "regions": [], "reason": "copies of an accelerated model are not compiled"}
 
 
 def attach(root: nn.Module, acceleration: Acceleration) -> None:
@@ -89,7 +89,7 @@ def _told(tier: CompiledTier, regions: tuple[CompiledRegion, ...]) -> str:
     wants = bool(regions) or unknown_version() is not None  # which has nothing looked for
     has = any(row.graphs for row in regions)  # compiled elsewhere, or before
     if off and wants and not has:
-        return f"off, {off}; tier 1 serves"
+        return f"off, {off}; level 1 runs"
     return f"nothing, {tier.reason}" if tier.reason else _summary(regions)
 
 
@@ -104,11 +104,11 @@ def _state(form: Form) -> tuple[str, str | None]:
     """As `CompiledRegion` has it, and the reason for it."""
     decided = [verdict.faster for verdict in form.verdicts.values() if verdict.faster is not None]
     if form.state == "left":
-        return "tier 1", form.reason
+        return "level 1", form.reason
     if form.state == "compiled" and any(decided):
         return "switched", form.reason
     if form.state == "compiled" and decided:
-        return "tier 1", "the compiled form was not faster"
+        return "level 1", "the compiled form was not faster"
     return "measuring" if form.state == "compiled" else form.state, form.reason
 
 
@@ -139,5 +139,5 @@ def _rows(region: Region) -> list[CompiledRegion]:
             )
         )
     if region.other_calls:
-        rows.append(CompiledRegion(name, blocks, "tier 1", region.other_calls))
+        rows.append(CompiledRegion(name, blocks, "level 1", region.other_calls))
     return rows

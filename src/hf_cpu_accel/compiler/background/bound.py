@@ -85,7 +85,7 @@ def _expressions(compiled: Compiled) -> tuple[dict[int | str, Expression], list[
     for known, expressions in ((symbols, formulas.values()), (named, guards)):
         for expression in expressions:
             if not expression.names <= known:
-                raise ValueError(f"of unknown sizes: {sorted(expression.names - known)}")
+                raise ValueError(f"unknown sizes: {sorted(expression.names - known)}")
     return formulas, guards
 
 
@@ -103,7 +103,7 @@ class BoundBlock:
         self._inputs = [index for index, place in enumerate(compiled.places) if place.kind == "input"]
         state = [follow(block, place.path) for place in compiled.places if place.kind == "state"]
         if not all(isinstance(tensor, Tensor) for tensor in state):
-            raise TypeError("a weight is no tensor")
+            raise TypeError("a weight is not a tensor")
         self._state: list[Tensor] = state
         self._dtypes = [tensor.dtype for tensor in state]
         self._bound = Bound(library.run, compiled.kept, compiled.requests)

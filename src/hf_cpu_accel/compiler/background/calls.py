@@ -33,7 +33,7 @@ def _key(value: Any, tensors: list[Tensor]) -> Any:
     kind = type(value)
     if kind is Tensor or kind is nn.Parameter:
         if value.device.type != "cpu" or value.layout is not torch.strided:
-            raise NotPlain(f"a tensor in {value.layout} on {value.device}")
+            raise NotPlain(f"a tensor of layout {value.layout} on {value.device}")
         shape = value.shape
         if 0 in shape:
             raise NotPlain("an empty tensor")

@@ -76,21 +76,21 @@ def read(folder: Path) -> Compiled:
     """
     text = (folder / NAME).read_bytes()
     if len(text) > _LONGEST:
-        raise ValueError(f"a description of {len(text)} bytes: accepted are {_LONGEST}")
+        raise ValueError(f"block.json has {len(text)} bytes: expected at most {_LONGEST}")
     found = json.loads(text, parse_constant=_refuse)
     if not isinstance(found, dict) or found.get("format") != FORMAT:
-        raise ValueError(f"not of format {FORMAT}")
+        raise ValueError(f"block.json is not of format {FORMAT}")
     held = (
         folder / TENSORS
     ).read_bytes()  # not mapped: a file that is cut off while it is in use would end the process
     if found.get("hashes") != {LIBRARY: _hash((folder / LIBRARY).read_bytes()), TENSORS: _hash(held)}:
-        raise ValueError("its files are not those that were written")
+        raise ValueError("its files have changed since they were written")
     try:
         compiled = _read(found.get("compiled"), safetensors.torch.load(held))
     except safetensors.SafetensorError as error:
         raise ValueError(str(error)) from error
     if not isinstance(compiled, Compiled):
-        raise ValueError("no description of a block")
+        raise ValueError("block.json does not describe a block")
     _check(compiled)
     return compiled
 
@@ -113,18 +113,18 @@ def _written(value: Any, tensors: dict[str, Tensor]) -> Any:
         return {"tensor": name}
     if _CLASSES.get(kind.__name__) is kind:
         return {kind.__name__: {f.name: _written(getattr(value, f.name), tensors) for f in fields(value)}}
-    raise TypeError(f"a {kind.__name__} cannot be kept in a file")
+    raise TypeError(f"a {kind.__name__} cannot be written to block.json")
 
 
 def _read(value: Any, tensors: Mapping[str, Tensor]) -> Any:
     if isinstance(value, list):
         return tuple([_read(part, tensors) for part in value])
     if isinstance(value, int) and not -_BOUND <= value < _BOUND:
-        raise ValueError(f"a number of {value.bit_length()} bits")
+        raise ValueError(f"a number of {value.bit_length()} bits: expected at most 64")
     if not isinstance(value, dict):
         return value
     if len(value) != 1:
-        raise ValueError(f"an object of {len(value)} entries: accepted is one, the kind of a value")
+        raise ValueError(f"an object of {len(value)} entries: expected one, the kind of a value")
     ((kind, held),) = value.items()
     if kind in _CLASSES:
         return _object(_CLASSES[kind], held, tensors)
@@ -157,23 +157,23 @@ def _check_op(name: str) -> None:
     """Whether it is an op that computes tensors and does nothing else."""
     op = attrgetter(name)(torch.ops) if _OP.fullmatch(name) else None
     if not isinstance(op, torch._ops.OpOverload) or op._schema.is_mutable:
-        raise ValueError(f"not an op of a recipe: {name[:80]!r}")
+        raise ValueError(f"{name[:80]!r} is not an op that a recipe may run")
     if any(argument.name == "filename" for argument in op._schema.arguments):
-        raise ValueError(f"an op on files: {name!r}")
+        raise ValueError(f"{name!r} reads or writes files, which a recipe may not do")
 
 
 def _check(compiled: Compiled) -> None:
     """What the types do not say."""
     used = [*compiled.kept, *(position for request in compiled.requests for position in request.positions)]
     if not all(0 <= position < len(compiled.places) for position in used):
-        raise ValueError("an input that there is not")
+        raise ValueError("an index of an input is out of range")
     if not all(map(_is_place, compiled.places)):
-        raise ValueError("an input from nowhere")
+        raise ValueError("an input has no valid place")
     for output in compiled.outputs:
         if type(output) is not int and not (
             type(output) is tuple and len(output) == 2 and output[0] == "constant"
         ):
-            raise ValueError("an output of no known kind")
+            raise ValueError("an output has no valid kind")
 
 
 def _is_place(place: Place) -> bool:
@@ -192,7 +192,7 @@ def _is_step(step: Any) -> bool:
 
 
 def _refuse(constant: str) -> Any:
-    raise ValueError(f"{constant} is no JSON")
+    raise ValueError(f"{constant} is not valid JSON")
 
 
 def _hash(data: bytes) -> str:

@@ -37,7 +37,7 @@ class Expression:
 
     def __init__(self, text: str) -> None:
         if len(text) > _LONGEST:
-            raise ValueError(f"an expression of {len(text)} characters: accepted are {_LONGEST}")
+            raise ValueError(f"an expression of {len(text)} characters: expected at most {_LONGEST}")
         names: set[str] = set()
         try:
             self._compute = _computes(ast.parse(text, mode="eval").body, names)
@@ -46,7 +46,7 @@ class Expression:
             RecursionError,
             MemoryError,
         ) as error:  # MemoryError: nested too deeply for the parser
-            raise ValueError(f"no expression: {text[:80]!r}") from error
+            raise ValueError(f"not an expression: {text[:80]!r}") from error
         self.names = frozenset(names)
 
     def __call__(self, sizes: Mapping[str, int]) -> Number | None:
@@ -64,13 +64,13 @@ class Expression:
 
 def _bounded(value: Any) -> Any:
     if isinstance(value, int) and not -_BOUND <= value < _BOUND:
-        raise OverflowError("beyond 64 bits")
+        raise OverflowError("more than 64 bits")
     return value
 
 
 def _power(base: Number, exponent: Number) -> Any:
     if isinstance(exponent, int) and not 0 <= exponent <= _GREATEST_POWER:
-        raise OverflowError("beyond 64 bits")
+        raise OverflowError("more than 64 bits")
     return base**exponent
 
 
@@ -141,7 +141,7 @@ def _computes(node: ast.expr, names: set[str]) -> _Computes:
             return lambda sizes: then(sizes) if condition(sizes) else otherwise(sizes)
         case ast.Call(func=function, args=given, keywords=[]) if ast.unparse(function) in _FUNCTIONS:
             return _applied(_FUNCTIONS[ast.unparse(function)], each(given))
-    raise ValueError(f"not accepted in an expression on sizes: {ast.unparse(node)[:80]!r}")
+    raise ValueError(f"not supported in an expression on sizes: {ast.unparse(node)[:80]!r}")
 
 
 def _applied(function: Callable[..., Any], operands: list[_Computes]) -> _Computes:

@@ -34,7 +34,7 @@ def find(root: nn.Module) -> Found:
     """The regions of an accelerated model."""
     modules = list(root.modules())
     if _has_graph_layers(modules):
-        return Found({}, "layers of PyTorch Geometric keep what they know of a graph between calls")
+        return Found({}, "layers of PyTorch Geometric cache values of a graph between calls")
     kinds: dict[tuple[str, str], dict[str, nn.Module]] = defaultdict(dict)
     _collect(root, "", kinds)
     regions = {_name(list(blocks)): list(blocks.values()) for blocks in kinds.values() if len(blocks) > 1}
@@ -42,11 +42,11 @@ def find(root: nn.Module) -> Found:
     if regions and len(regions) <= MAX_KINDS:
         return Found(regions)
     if fused:
-        return Found({}, f"its {fused} layers are one op each already, and little is left beside them")
+        return Found({}, f"its {fused} layers already run as one op each, and little else is left to compile")
     if any(map(_is_opaque, modules)):
         return Found({}, "its convolutions have weights in oneDNN's own layout, which compilers cannot read")
     if not is_plain(root):
-        return Found({}, "it has hooks, or a forward of its own")
+        return Found({}, "it has hooks, or an instance attribute `forward`")
     return Found({"the model": [root]})
 
 

@@ -130,7 +130,7 @@ class BlockForward:
             form.leave(_failure(error))
             return expected
         if difference is not None:
-            form.leave(f"the compiled form does not agree with tier 1: {difference}")
+            form.leave(f"the compiled form does not agree with level 1: {difference}")
             return expected
         use.verified = True
         form.verdict(max(tensor.numel() for tensor in tensors)).add(middle - start, end - middle)

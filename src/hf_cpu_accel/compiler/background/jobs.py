@@ -67,7 +67,7 @@ def compile_in_child(job: Job) -> Result:
         try:
             torch.save(job, sent)
         except Exception as error:  # whatever a foreign class does when it is pickled
-            return "failed", f"it cannot be sent to another process ({error})", 0.0
+            return "failed", f"it cannot be pickled for the compiling process ({error})", 0.0
         sent.seek(0)
         with log.open("wb") as file:
             child = _child = _start(folder, sent, file)
@@ -77,11 +77,11 @@ def compile_in_child(job: Job) -> Result:
         try:
             result = worker.result(folder)
         except ValueError as error:
-            return "failed", f"the compiling process left {error}", 0.0
+            return "failed", f"the compiling process wrote a damaged result: {error}", 0.0
         if result is not None:
             return result
         lines = log.read_text(errors="replace").strip().splitlines() or ["no message"]
-        return "failed", f"the compiling process ended with {child.returncode}: {lines[-1][:160]}", 0.0
+        return "failed", f"the compiling process exited with code {child.returncode}: {lines[-1][:160]}", 0.0
 
 
 def _start(folder: Path, job: IO[bytes], log: IO[bytes]) -> subprocess.Popen[bytes]:

@@ -135,7 +135,7 @@ class Region:
                 block.offer(key, form, BoundBlock(library, block.block))
             waiting = [block for block in waiting if block not in fitting]
         if waiting:
-            form.reason = f"{len(waiting)} of {len(self.blocks)} blocks differ from the others"
+            form.reason = f"{len(waiting)} of {len(self.blocks)} blocks differ from the compiled ones"
         form.state = "compiled"
 
     def _made(
@@ -154,19 +154,19 @@ class Region:
             return None
         library = artifacts.load(Path(text))
         if library is None:
-            form.leave("the compiled library does not load")
+            form.leave("the compiled library could not be loaded")
         return library
 
 
 def _problem(block: Block, mode: str) -> str | None:
     """Why nothing can be compiled, as far as it shows without trying."""
     if off := why_off():
-        report.say(f"{off}: compile={mode!r} does nothing, and tier 1 serves")
+        report.say(f"{off}; compile={mode!r} has no effect, level 1 runs")
         return off
     own = next((type(m) for m in block.block.modules() if type(m).__module__ == "__main__"), None)
     if own is not None and mode == "background":
         return (
-            f"{own.__name__} is defined in the program that runs and cannot be sent to another process; "
-            'put it into a module, or use compile="now"'
+            f"{own.__name__} is defined in __main__ and cannot be sent to another process; "
+            'move it to a module, or use compile="now"'
         )
     return None

@@ -13,7 +13,7 @@ def why_off(environ: Mapping[str, str] | None = None) -> str | None:
     """Why nothing is compiled here, whatever is asked for; None if it would be."""
     if reason := unknown_version():
         return reason
-    return None if compiler(environ) else "no C++ compiler found (g++, or what CXX names)"
+    return None if compiler(environ) else "no C++ compiler found (install g++ or set CXX)"
 
 
 def compiler(environ: Mapping[str, str] | None = None) -> str | None:

@@ -69,7 +69,7 @@ def compile_block(
             program = _export(traced, args, kwargs)
     foreign = [value for value in attributes.values() if isinstance(value, nn.Module)]
     if any(module not in set(traced.modules()) for module in foreign):
-        raise NotCompiled("it calls a module that is not its own")
+        raise NotCompiled("it calls a module outside itself")
     reads = tuple(Read(path, name, digest(value)) for (path, name), value in attributes.items())
     places = tuple(_places(program, block))
     outputs, spec = _outputs(program)
@@ -98,7 +98,7 @@ def compile_block(
 
 def _shadow(block: nn.Module) -> nn.Module:
     if any(hooks_a_forward(module) for module in block.modules() if module is not block):
-        raise NotCompiled("a hook of diffusers or accelerate stands in the place of a forward in it")
+        raise NotCompiled("a hook of diffusers or accelerate replaces the forward of one of its modules")
     shadow = attempt("", shadow_of, block)
     if isinstance(shadow, Refusal):
         raise NotCompiled(shadow.reason)
@@ -132,17 +132,17 @@ def _places(program: torch.export.ExportedProgram, block: nn.Module) -> Iterator
             value = _value(program, str(spec.target))
             path = held.get(_identity(value))
             if path is None and value.numel() > 1024:
-                raise NotCompiled("it holds tensors where they are not found again")
+                raise NotCompiled("it uses a tensor that none of its attributes holds")
             yield Place("constant", value.detach().clone()) if path is None else Place("state", path)
         else:
-            raise NotCompiled(f"it takes a {kind.lower()} as input")
+            raise NotCompiled(f"it takes an input of kind {kind.lower()}")
 
 
 def _value(program: torch.export.ExportedProgram, name: str) -> Tensor:
     known = program.state_dict.get(name)
     value = program.constants[name] if known is None else known
     if not isinstance(value, Tensor):
-        raise NotCompiled(f"it holds a {type(value).__name__}")
+        raise NotCompiled(f"it uses a constant of type {type(value).__name__}")
     return value
 
 
@@ -189,7 +189,7 @@ def _sizes(
     named = {size for shape in sizes for size in shape if isinstance(size, str)}
     symbols = named & ranges.keys()
     if not all(_is_expression_of(symbols, size) for size in named - symbols):
-        raise NotCompiled("sizes of its inputs are computed from each other in a way that cannot be checked")
+        raise NotCompiled("the relation between the sizes of its inputs cannot be checked")
     return tuple(sizes), ranges
 
 
@@ -210,7 +210,7 @@ def _guards(
         ast.unparse(named.visit(ast.parse(guard, mode="eval"))) for guard in torch_private.guards_of(program)
     ]
     if not all(_is_expression_of(named.names, guard) for guard in guards):
-        raise NotCompiled("what its sizes must satisfy cannot be checked")
+        raise NotCompiled("a condition on the sizes of its inputs cannot be checked")
     return tuple(guards)
 
 
@@ -277,7 +277,7 @@ def _outputs(program: torch.export.ExportedProgram) -> tuple[tuple[Any, ...], st
             found.append(len(tensors))
             tensors.append(value)
         else:
-            raise NotCompiled("it returns a size")
+            raise NotCompiled("it returns a size of a tensor")
     if not tensors:
         raise NotCompiled("it returns no tensor")
     node.args = (tuple(tensors),)
@@ -285,5 +285,5 @@ def _outputs(program: torch.export.ExportedProgram) -> tuple[tuple[Any, ...], st
     try:
         torch_private.nested(spec)
     except ValueError as error:
-        raise NotCompiled(f"it returns {error}") from error
+        raise NotCompiled(f"its output has {error}") from error
     return tuple(found), spec

@@ -50,13 +50,13 @@ def disagreement(output: Any, reference: Any, dtype: str) -> str | None:
         return _difference(output, reference, dtype)
     if isinstance(reference, Mapping):
         if list(output) != list(reference):
-            return "other names of outputs"
+            return "different names of outputs"
         return _first(disagreement(output[name], reference[name], dtype) for name in reference)
     if isinstance(reference, tuple | list):
         if len(output) != len(reference):
-            return "another number of outputs"
+            return "a different number of outputs"
         return _first(disagreement(*pair, dtype) for pair in zip(output, reference, strict=True))
-    return None if output == reference else "another constant"
+    return None if output == reference else "a different constant"
 
 
 def _first(reasons: Any) -> str | None:
@@ -67,9 +67,11 @@ def _difference(output: Tensor, reference: Tensor, dtype: str) -> str | None:
     if (output.dtype, output.shape) != (reference.dtype, reference.shape):
         return f"{output.dtype} {list(output.shape)} instead of {reference.dtype} {list(reference.shape)}"
     if not reference.is_floating_point():
-        return None if torch.equal(output, reference) else "other numbers"
+        return None if torch.equal(output, reference) else "different values"
     if not bool(torch.isfinite(reference).all()):
-        return None if torch.equal(output.isfinite(), reference.isfinite()) else "other numbers are infinite"
+        return (
+            None if torch.equal(output.isfinite(), reference.isfinite()) else "different values are infinite"
+        )
     found = compare([output], [reference])
     if dtype == "float32" and reference.dtype is torch.bfloat16:
         dtype = "bfloat16"

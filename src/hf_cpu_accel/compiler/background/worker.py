@@ -47,7 +47,7 @@ def run(job: Job, folder: Path) -> Result:
         if problem is not None:
             raise NotCompiled(problem)
         if not torch_private.has_compiler():
-            raise NotCompiled("no C++ compiler found (g++, or what CXX names)")
+            raise NotCompiled("no C++ compiler found (install g++ or set CXX)")
         with _own_inductor_folder():
             compiled = compile_block(job.block, job.args, job.kwargs, made, threads=job.threads)
         return "done", str(artifacts.write(compiled, made, job.into)), _cpu_seconds() - start

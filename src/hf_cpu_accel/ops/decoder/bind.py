@@ -108,11 +108,13 @@ def bind(layers: Sequence[DecoderLayer]) -> BoundLayers:
         ValueError: if a layer's parts do not fit one another, or the layers do not.
     """
     if not layers:
-        raise ValueError("layers=[]: at least one layer")
+        raise ValueError("layers=[]: at least one layer is required")
     features = layers[0].attention.qkv.weight.in_features
     crosses = layers[0].cross is not None
     if any((layer.cross is not None) != crosses for layer in layers):
-        raise ValueError("layers with and without cross-attention: bind them apart")
+        raise ValueError(
+            "layers with and without cross-attention cannot be bound together; bind them separately"
+        )
     builder = _Builder()
     for number, layer in enumerate(layers):
         try:

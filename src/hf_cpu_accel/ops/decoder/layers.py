@@ -102,7 +102,9 @@ def decoder_layers(
     _check_inputs(hidden_states, layers, keys, values, past)
     longest = max(past)
     if len(rotary) < layers.rotary_tables:
-        raise ValueError(f"rotary has {len(rotary)} tables: the layers use {layers.rotary_tables}")
+        raise ValueError(
+            f"rotary has {len(rotary)} tables: must be {layers.rotary_tables}, as the layers use"
+        )
     if mask is not None and (mask.dim() != 4 or mask.shape[3] != longest + hidden_states.shape[1]):
         raise ValueError(
             f"mask of shape {tuple(mask.shape)}: must have four dimensions, the last {longest + hidden_states.shape[1]}"
@@ -110,11 +112,11 @@ def decoder_layers(
     wanted = len(layers) if layers.crosses else 0
     if not len(cross_keys) == len(cross_values) == wanted:
         raise ValueError(
-            f"{len(cross_keys)} cross_keys and {len(cross_values)} cross_values: the layers take {wanted} each"
+            f"{len(cross_keys)} cross_keys and {len(cross_values)} cross_values: must be {wanted} each"
         )
     if len(per_layer_inputs) != layers.per_layer_inputs:
         raise ValueError(
-            f"{len(per_layer_inputs)} per_layer_inputs: {layers.per_layer_inputs} of the layers take one"
+            f"{len(per_layer_inputs)} per_layer_inputs: must be {layers.per_layer_inputs}, one per layer that uses one"
         )
     tables = [table for pair in rotary for table in pair]
     return torch.ops.hf_cpu_accel.decoder_layers(
@@ -151,7 +153,7 @@ def _check_inputs(
         )
     if not len(keys) == len(values) == len(past) == len(layers):
         raise ValueError(
-            f"{len(keys)} keys, {len(values)} values and {len(past)} lengths: one each for {len(layers)} layers"
+            f"{len(keys)} keys, {len(values)} values and {len(past)} lengths: must be {len(layers)} each, one per layer"
         )
 
 

@@ -65,7 +65,7 @@ def message_reduce(
     """
     unknown = [reduce for reduce in reduces if reduce not in AGGREGATES]
     if unknown or not reduces:
-        raise ValueError(f"reduces={list(reduces)!r}: accepted are one or more of {', '.join(AGGREGATES)}")
+        raise ValueError(f"reduces={list(reduces)!r}: expected one or more of {', '.join(AGGREGATES)}")
     _check(rowptr, x, target, edge)
     refuse_tangents("message_reduce", x, target, edge)
     if x.dtype not in KERNEL_DTYPES:
