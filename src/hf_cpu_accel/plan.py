@@ -57,8 +57,8 @@ class CompiledRegion:
         name: the path of the blocks, `*` for their number.
         blocks: how many there are.
         state: `"waiting"` (for a call), `"compiling"`, `"measuring"`, `"switched"` or `"level 1"`.
-        reason: why tier 1 stays, or some blocks stay with it; None if all were switched.
-        gains: how many times faster than tier 1 it was measured to be, one number per size of input.
+        reason: why level 1 stays, or some blocks stay with it; None if all were switched.
+        gains: how many times faster than level 1 it was measured to be, one number per size of input.
         cpu_seconds: spent on compiling, the C++ compiler included.
         graphs, cached: libraries in use, and how many of them were found on disk.
         rewrites, ours, rest: of the first graph: {pass: matches}, {op of ours: calls}, {other op: calls}.

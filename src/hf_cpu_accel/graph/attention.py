@@ -11,7 +11,7 @@ from torch import Tensor
 from torch_geometric.nn import GATConv, GATv2Conv, TransformerConv
 
 from hf_cpu_accel.graph.adjacency import Adjacency
-from hf_cpu_accel.graph.dense import apply
+from hf_cpu_accel.graph.dense import apply_linear
 from hf_cpu_accel.graph.forward import graph_of
 from hf_cpu_accel.graph.propagate import (
     FastPropagate,
@@ -49,7 +49,7 @@ def gat_conv(
     if adjacency is None or conv.lin is None:
         return NotImplemented
     residual = None if conv.res is None else conv.res(x)
-    features = apply(conv.lin, x)
+    features = apply_linear(conv.lin, x)
     # <W x, a> = <x, W^T a>: two more columns per head instead of a pass over the features.
     weight = conv.lin.weight.view(conv.heads, conv.out_channels, -1)
     attention = torch.cat([conv.att_src, conv.att_dst]).unsqueeze(2)
@@ -152,8 +152,8 @@ def gatv2_conv(
     if adjacency is None:
         return NotImplemented
     residual = None if conv.res is None else conv.res(x)
-    source = apply(conv.lin_l, x)
-    target = source if conv.share_weights else apply(conv.lin_r, x)
+    source = apply_linear(conv.lin_l, x)
+    target = source if conv.share_weights else apply_linear(conv.lin_r, x)
     rowptr, col, slope = adjacency.rowptr, adjacency.col, conv.negative_slope
     turned = transposed_if(adjacency, source)
     at_once = edge_attr is None and not _drops(conv)
@@ -210,8 +210,8 @@ def transformer_conv(
     adjacency, source, target = graph
     if target is None:
         return NotImplemented
-    query = apply(conv.lin_query, target)
-    key, value = apply(conv.lin_key, source), apply(conv.lin_value, source)
+    query = apply_linear(conv.lin_query, target)
+    key, value = apply_linear(conv.lin_key, source), apply_linear(conv.lin_value, source)
     if edge_attr is None and not _drops(conv):
         rowptr, col, scale = adjacency.rowptr, adjacency.col, 1.0 / math.sqrt(conv.out_channels)
         turned = transposed_if(adjacency, value)

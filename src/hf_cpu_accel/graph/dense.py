@@ -50,7 +50,7 @@ def dense(x: Tensor, weight: Tensor, bias: Tensor | None = None, addend: Tensor 
     return addend.addmm_(x, weight.t())  # out of place it would copy the addend first
 
 
-def apply(lin: Linear, x: Tensor) -> Tensor:
+def apply_linear(lin: Linear, x: Tensor) -> Tensor:
     """lin(x), by `dense` if no hook or subclass sees `lin`."""
     return dense(x, lin.weight, lin.bias) if are_plain(lin) else lin(x)
 

@@ -1,4 +1,4 @@
-"""Blocks that cannot be compiled, and callers that see tier 1: each says so, and answers stay right."""
+"""Blocks that cannot be compiled, and callers that see level 1: each says so, and answers stay right."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.compiler.background.conftest import SHAPE, blocks, call_until, close,
 
 
 @torch.no_grad()
-def test_without_a_compiler_tier_one_serves_and_one_line_says_so(
+def test_without_a_compiler_level_one_serves_and_one_line_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("HF_CPU_ACCEL_HOME", str(tmp_path))
@@ -73,7 +73,7 @@ def test_a_failed_child_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 @torch.no_grad()
-def test_torch_compile_and_export_see_tier_one(model: nn.Sequential) -> None:
+def test_torch_compile_and_export_see_level_one(model: nn.Sequential) -> None:
     input = torch.randn(SHAPE)
     compiled = torch.compile(model, backend="eager", fullgraph=True)
     close(compiled(input), model(input))

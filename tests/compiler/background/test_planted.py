@@ -204,7 +204,7 @@ def test_inductor_reads_nothing_that_others_can_write(
         (tmp_path / "inductor").mkdir()
         (tmp_path / "inductor").chmod(mode)
     headers = codecache._HEADER_DIR
-    with worker._own_inductor_folder():
+    with worker._private_inductor_folder():
         folder = Path(cache_dir())
         assert Path(codecache._HEADER_DIR).is_relative_to(folder)
         assert Path(codecache._HEADER_LOCK_DIR).is_relative_to(folder)

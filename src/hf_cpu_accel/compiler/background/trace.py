@@ -1,7 +1,7 @@
-"""A block and one call of it -> a library for every call of that form, on the packed weights of any block of that form.
+"""Compile a block, from one call of it, into a library for all calls of that form and all blocks of that structure.
 
-The block is exported (`torch.export`, not strict: its own Python runs once on fake tensors), rewritten by the passes of the backend
-and compiled by AOTInductor. Parameters, buffers and packed weights are inputs of the library, so it holds no weights.
+The block is exported with `torch.export(strict=False)`, which runs its Python once on fake tensors. The passes of the backend rewrite
+the graph, and AOTInductor compiles it. Parameters, buffers and packed weights are inputs of the library, which contains no weights.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from hf_cpu_accel.runtime.tracing import exporting
 
 
 class NotCompiled(Exception):
-    """The block stays as it is; the message says why."""
+    """The block is not compiled; the message says why."""
 
 
 class _Call(nn.Module):
-    """The block with all of its arguments in two, whatever its own signature is."""
+    """The block with the signature (args, kwargs)."""
 
     def __init__(self, block: nn.Module) -> None:
         super().__init__()
@@ -54,16 +54,16 @@ def compile_block(
     """Compile the forward of `block` for calls like `block(*args, **kwargs)`, sizes free, into `folder`/block.pt2.
 
     Args:
-        threads: that the library runs on.
+        threads: the number of threads that the library runs on.
 
     Raises:
-        NotCompiled: the block does what cannot be compiled; the message says what.
+        NotCompiled: the block cannot be compiled; the message says why.
     """
     _, tensors = flatten(args, kwargs)
     with torch.inference_mode(False), torch.no_grad():
         copies = [tensor.clone(memory_format=torch.contiguous_format) for tensor in tensors]
         args, kwargs = rebuilt((args, kwargs), copies)
-        # While a module is exported, its parameters are fake tensors, and other threads may be calling the block.
+        # A shadow, because parameters are fake tensors during an export, and other threads may call the block.
         traced = _shadow(block)
         with exporting(), executed() as files, recorded(traced) as attributes:
             program = _export(traced, args, kwargs)
@@ -119,7 +119,7 @@ def _export(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 
 def _places(program: torch.export.ExportedProgram, block: nn.Module) -> Iterator[Place]:
-    held = None
+    paths = None
     tensors = 0
     for spec in program.graph_signature.input_specs:
         kind = spec.kind.name
@@ -128,9 +128,9 @@ def _places(program: torch.export.ExportedProgram, block: nn.Module) -> Iterator
             yield Place("input", tensors) if is_tensor else Place("constant", None)
             tensors += is_tensor
         elif kind in ("PARAMETER", "BUFFER", "CONSTANT_TENSOR"):
-            held = _held(block) if held is None else held
+            paths = _tensor_paths(block) if paths is None else paths
             value = _value(program, str(spec.target))
-            path = held.get(_identity(value))
+            path = paths.get(_identity(value))
             if path is None and value.numel() > 1024:
                 raise NotCompiled("it uses a tensor that none of its attributes holds")
             yield Place("constant", value.detach().clone()) if path is None else Place("state", path)
@@ -153,16 +153,16 @@ def _identity(tensor: Tensor) -> tuple[Any, ...]:
 _NO_HOLDERS = (type, types.FunctionType, types.MethodType, types.ModuleType)
 
 
-def _held(block: nn.Module) -> dict[tuple[Any, ...], tuple[Step, ...]]:
-    """{identity: steps} of the tensors that the block holds, in parameters, buffers and in objects within it."""
-    found: dict[tuple[Any, ...], tuple[Step, ...]] = {}
+def _tensor_paths(block: nn.Module) -> dict[tuple[Any, ...], tuple[Step, ...]]:
+    """Return {identity: steps} of the tensors in the parameters, buffers and other objects of the block."""
+    paths: dict[tuple[Any, ...], tuple[Step, ...]] = {}
     seen: set[int] = set()
     queue: list[tuple[Any, tuple[Step, ...]]] = [(block, ())]
     while queue:
         value, path = queue.pop(0)
         if isinstance(value, Tensor):
             if value.layout is torch.strided:
-                found.setdefault(_identity(value), path)
+                paths.setdefault(_identity(value), path)
             continue
         if id(value) in seen or len(path) > 24:
             continue
@@ -174,7 +174,7 @@ def _held(block: nn.Module) -> dict[tuple[Any, ...], tuple[Step, ...]]:
             queue.extend((part, (*path, ("item", index))) for index, part in enumerate(value))
         elif hasattr(value, "__dict__") and not isinstance(value, _NO_HOLDERS):
             queue.extend((part, (*path, ("attribute", name))) for name, part in vars(value).items())
-    return found
+    return paths
 
 
 def _sizes(
@@ -194,7 +194,7 @@ def _sizes(
 
 
 def _is_expression_of(names: Set[str], text: str) -> bool:
-    """Whether a later call can be held against it."""
+    """Return whether `text` is an expression of these names, so that later calls can be checked."""
     try:
         return Expression(text).names <= names
     except ValueError:
@@ -204,7 +204,7 @@ def _is_expression_of(names: Set[str], text: str) -> bool:
 def _guards(
     program: torch.export.ExportedProgram, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[str, ...]:
-    """The program's guards as conditions on the sizes of the call's tensors."""
+    """Return the program's guards as conditions on the sizes of the call's tensors."""
     named = _SizesNamed({"args": args, "kwargs": kwargs})
     guards = [
         ast.unparse(named.visit(ast.parse(guard, mode="eval"))) for guard in torch_private.guards_of(program)
@@ -215,10 +215,10 @@ def _guards(
 
 
 class _SizesNamed(ast.NodeTransformer):
-    """Puts `size_name` in the place of `L['args'][0].size()[1]`, which is how torch refers to a size of an argument.
+    """Replaces `L['args'][0].size()[1]`, torch's notation for a size of an argument, by `size_name`.
 
     Attributes:
-        names: of all sizes.
+        names: the names of all sizes.
     """
 
     def __init__(self, arguments: dict[str, Any]) -> None:
@@ -234,7 +234,7 @@ class _SizesNamed(ast.NodeTransformer):
 
 
 def _tensors(path: str, value: Any) -> Iterator[tuple[str, Tensor]]:
-    """The tensors within, in the order of `flatten`, and the Python expressions that lead to them."""
+    """Yield the tensors in `value`, in the order of `flatten`, each with the Python expression of its path."""
     if isinstance(value, Tensor):
         yield path, value
     elif isinstance(value, dict | tuple | list):
@@ -243,7 +243,7 @@ def _tensors(path: str, value: Any) -> Iterator[tuple[str, Tensor]]:
 
 
 def _named(size: Any) -> int | str:
-    """A size, or the symbol or formula that stands for it."""
+    """Return a size as a number, or its symbol or formula as text."""
     text = str(size)
     return int(text) if text.isdecimal() else text
 
@@ -265,16 +265,16 @@ def _rewrite(
 
 
 def _outputs(program: torch.export.ExportedProgram) -> tuple[tuple[Any, ...], str]:
-    """Which outputs the block has; constants among them are taken out of the graph."""
+    """Return the flat outputs of the block and their nesting, and remove constant outputs from the graph."""
     graph = program.graph_module.graph
     (node,) = graph.find_nodes(op="output")
-    found: list[Any] = []
+    outputs: list[Any] = []
     tensors: list[Node] = []
     for value in node.args[0]:
         if not isinstance(value, Node):
-            found.append(("constant", value))
+            outputs.append(("constant", value))
         elif isinstance(value.meta["val"], Tensor):
-            found.append(len(tensors))
+            outputs.append(len(tensors))
             tensors.append(value)
         else:
             raise NotCompiled("it returns a size of a tensor")
@@ -286,4 +286,4 @@ def _outputs(program: torch.export.ExportedProgram) -> tuple[tuple[Any, ...], st
         torch_private.nested(spec)
     except ValueError as error:
         raise NotCompiled(f"its output has {error}") from error
-    return tuple(found), spec
+    return tuple(outputs), spec
