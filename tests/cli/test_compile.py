@@ -37,7 +37,7 @@ def test_what_was_left_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     assert row == [
         "encoder.layer.*",
         "2",
-        "tier",
+        "level",
         "1",
         "-",
         "0",

@@ -65,9 +65,13 @@ def test_passes_of_the_user_stay(compiled: Callable[..., Any]) -> None:
             "options: 'dtypes' is unknown; expected 'dtype', 'skip_passes', 'inductor'",
         ),
         ({"dtype": "int3"}, None, "options: dtype='int3': expected None or one of 'float32'"),
-        ({"skip_passes": ("layer",)}, None, "options: skip_passes holds 'layer': passes are 'simplify'"),
-        ({"inductor": {"fast": True}}, None, "options: inductor: 'fast' is no setting"),
-        ({"inductor": {"freezing": True}}, None, "freezing is not available"),
+        (
+            {"skip_passes": ("layer",)},
+            None,
+            "options: skip_passes contains 'layer': expected names of passes: 'simplify'",
+        ),
+        ({"inductor": {"fast": True}}, None, "options: inductor: 'fast' is not a setting"),
+        ({"inductor": {"freezing": True}}, None, "freezing is not supported"),
         (None, "fastest", "mode='fastest': expected one of 'default', 'reduce-overhead'"),
     ],
 )

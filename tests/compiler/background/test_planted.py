@@ -189,7 +189,7 @@ def test_no_job_or_result_is_left_where_it_can_be_exchanged(
     monkeypatch.setattr(jobs, "_start", start)
     job = Job(nn.Identity(), (), {}, threads=1, into=tmp_path / "into")
     kind, text, _ = jobs.compile_in_child(job)
-    assert (kind, text[:28]) == ("failed", "the compiling process left '")
+    assert (kind, text[:28]) == ("failed", "the compiling process wrote ")
     assert seen == [["log"], 0]
     assert not (tmp_path / "proof").exists()
 

@@ -1,7 +1,7 @@
 """Compile a block, from one call of it, into a library for all calls of that form and all blocks of that structure.
 
-The block is exported with `torch.export(strict=False)`, which runs its Python once on fake tensors. The passes of the backend rewrite
-the graph, and AOTInductor compiles it. Parameters, buffers and packed weights are inputs of the library, which contains no weights.
+`torch.export(strict=False)` exports the block: its Python runs once on fake tensors. The passes of the backend rewrite the graph,
+and AOTInductor compiles it. Parameters, buffers and packed weights are inputs of the library, which contains no weights.
 """
 
 from __future__ import annotations

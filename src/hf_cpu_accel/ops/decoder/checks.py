@@ -1,4 +1,4 @@
-"""Whether the parts of a decoder layer fit one another."""
+"""Checks that the parts of a decoder layer fit."""
 
 from __future__ import annotations
 

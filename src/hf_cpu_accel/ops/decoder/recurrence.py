@@ -1,4 +1,4 @@
-"""How a layer with a recurrence in the place of attention is written down for `decoder_layers`."""
+"""The arguments of `decoder_layers` for a layer with a recurrence instead of attention."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ RECURRENCE = tuple(
 
 
 def integers_of(recurrence: Recurrence, vector: Callable[[Tensor | None], int]) -> dict[str, int]:
-    """What `RECURRENCE` has of it, but for its projections.
+    """Return the integers of `RECURRENCE` for a layer, except its projections.
 
     Args:
         vector: gives where a tensor begins in the op's vectors.
@@ -46,7 +46,7 @@ def integers_of(recurrence: Recurrence, vector: Callable[[Tensor | None], int]) 
 
 
 def projections_around(qkv: Projection, output: Projection) -> SelfAttention:
-    """What `DecoderLayer.attention` is in a layer with a recurrence."""
+    """Return `DecoderLayer.attention` for a layer with a recurrence."""
     place = Heads(0, 0)
     return SelfAttention(qkv, 1, 1, 1, output.weight.in_features, place, place, place, 1.0, output)
 
