@@ -42,7 +42,7 @@ def conv2d(
             images with few channels, whose pixels are copied anyway.
         weight: from `pack_conv2d`, C input channels and N output channels.
         bias: [N] float32 or bfloat16, or None.
-        kernel_size: (height, width) in pixels; stride, padding (zeros) and dilation likewise.
+        kernel_size, stride, padding, dilation: (height, width) in pixels; padding is zeros.
         activation: one of `ops.linear.ACTIVATIONS`.
         residual: [B, N, H', W'], added before the activation as in residual networks (He et al. 2015, arXiv:1512.03385), or None.
 

@@ -2,7 +2,7 @@
 
     layer_norm(words[ids] + types[type_ids] + positions[position_ids]) * weight + bias      Devlin et al. 2018, arXiv:1810.04805
 
-One op instead of seven, each of which takes less time than its dispatch.
+One op instead of seven, because each of the seven takes less time than its dispatch.
 """
 
 from __future__ import annotations
