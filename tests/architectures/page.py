@@ -136,7 +136,7 @@ def _obstacles(ran: list[Result]) -> str:
 
 def _short(reason: str) -> str:
     """Without what every reason of a layer ends with."""
-    return reason.removesuffix(": its parts run one by one")
+    return reason.removesuffix(": its parts run separately")
 
 
 def _error(told: Result | None) -> str:

@@ -79,7 +79,7 @@ def _state(layers: Mapping[str, str | None], replaced: Sequence[PlanItem]) -> st
 
 def _counts(item: PlanItem) -> bool:
     """Whether somebody who looks for time would want to know that this was left."""
-    small = ("table lookup", "one op already", "output features", "transformers' own", "shares its weight")
+    small = ("table lookup", "a single op", "output features", "of transformers", "shares its weight")
     assert item.reason is not None
     return not any(part in item.reason for part in small)
 

@@ -46,7 +46,9 @@ class CPUCache(DynamicCache):
 
     def __init__(self, config: PreTrainedConfig, dtype: torch.dtype | None = None) -> None:
         if dtype not in STORAGE_DTYPES:
-            raise ValueError(f"dtype={dtype}: accepted are {', '.join(map(str, STORAGE_DTYPES))}")
+            raise ValueError(
+                f"dtype={dtype} is not supported: use one of {', '.join(map(str, STORAGE_DTYPES))}"
+            )
         self._fill(DynamicCache(config=config), dtype)
 
     @classmethod
@@ -77,8 +79,8 @@ class CPUCache(DynamicCache):
     ) -> tuple[Tensor, Tensor]:
         if layer_idx >= len(self.layers):
             raise ValueError(
-                f"past_key_values: this cache is for {len(self.layers)} layers, and layer {layer_idx} asks for one more: "
-                "accepted is a cache of the same model, or None"
+                f"past_key_values: this cache has {len(self.layers)} layers, but layer {layer_idx} was requested: "
+                "pass a cache of the same model, or None"
             )
         return super().update(key_states, value_states, layer_idx, *args, **kwargs)
 
@@ -174,10 +176,10 @@ def refusal(config: PreTrainedConfig) -> str | None:
     try:
         layers = DynamicCache(config=config).layers
     except Exception as error:  # not every config describes layers with keys and values
-        return f"a DynamicCache cannot be made for its config, {type(error).__name__}: {error}"
+        return f"DynamicCache(config=...) raises {type(error).__name__}: {error}"
     others = {type(layer).__name__ for layer in layers if not _is_known(layer)}
     if others:
-        return f"layers with more state than keys and values: {', '.join(sorted(others))}"
+        return f"its cache has layers with more state than keys and values: {', '.join(sorted(others))}"
     return None
 
 
@@ -196,5 +198,5 @@ def _ours(layer: object, dtype: torch.dtype | None) -> CPUCacheLayer | DummyLaye
     if type(layer) is DummyLayer:
         return layer
     raise ValueError(
-        f"config: a {type(layer).__name__} holds more than keys and values, which CPUCache cannot store"
+        f"config: cache layers of type {type(layer).__name__} hold more than keys and values, which CPUCache does not support"
     )

@@ -157,7 +157,7 @@ class CPUCacheLayer(CacheLayerMixin):
         """
         if tokens_to_remove > 0:
             raise ValueError(
-                f"tokens_to_remove={tokens_to_remove}: expected the number of tokens to remove as a negative number, or 0"
+                f"tokens_to_remove={tokens_to_remove} is not supported: pass the number of tokens as a negative number, or 0"
             )
         self.length = max(0, self.length + tokens_to_remove)
         if self.beams is not None:
@@ -267,9 +267,9 @@ def outside_inference_mode() -> AbstractContextManager[Any]:
 def of_another_model(held: tuple[int, ...], given: tuple[int, ...]) -> ValueError:
     """The error where keys are to go behind others of another shape: (batch, kv_heads, key_dim) of both."""
     return ValueError(
-        f"past_key_values: this cache holds keys of batch size {held[0]} with {held[1]} heads of {held[2]} features, but "
-        f"batch size {given[0]} with {given[1]} heads of {given[2]} was passed: accepted is a cache of the same model and "
-        "batch, or None"
+        f"past_key_values: this cache has batch size {held[0]} and {held[1]} heads of {held[2]} features, but "
+        f"keys of batch size {given[0]} and {given[1]} heads of {given[2]} features were passed: pass a cache of the same model "
+        "and batch, or None"
     )
 
 

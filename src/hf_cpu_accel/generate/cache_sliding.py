@@ -53,8 +53,8 @@ class CPUSlidingCacheLayer(CPUCacheLayer):
         """
         if self.dropped and self.length + tokens_to_remove < self.sliding_window - 1:
             raise RuntimeError(
-                f"cannot take back {-tokens_to_remove} tokens: tokens of the window before were dropped. Call "
-                "`activate_past_recording` before the tokens are added"
+                f"cannot remove {-tokens_to_remove} tokens: earlier tokens of the window were dropped. Call "
+                "`activate_past_recording` before adding tokens"
             )
         super().crop(tokens_to_remove)
         self._settled = self.length

@@ -47,7 +47,7 @@ _SETTINGS = (
     "is_assistant",
     "return_token_timestamps",  # asks for attentions on the way
 )
-NO_KEYS = "it remembers something else than keys and values"
+NO_KEYS = "its cache holds state other than keys and values"
 # Methods of `GenerationMixin` that make the loop another one where a model has its own.
 _PARTS = ("generate", "_sample", "_prefill", "_update_model_kwargs_for_generation")
 _BEAM_PARTS = (
@@ -154,7 +154,7 @@ class Request:
             and self.keywords.get("inputs_embeds") is None
         ):
             raise ValueError(
-                f"input_ids of shape {tuple(prompt.shape)}: the prompt is empty, at least one token is needed"
+                f"input_ids of shape {tuple(prompt.shape)} is an empty prompt: pass at least one token"
             )
 
     def mask_length(self) -> int | None:
@@ -185,7 +185,7 @@ def _own_way(model: Any, parts: Sequence[str]) -> str | None:
     changed = [
         name for name in parts if getattr(type(model), name, None) is not getattr(GenerationMixin, name, None)
     ]
-    return f"{type(model).__name__} has a {changed[0]} of its own" if changed else None
+    return f"{type(model).__name__} overrides {changed[0]}" if changed else None
 
 
 def takes_cache(model: Any) -> bool:

@@ -142,9 +142,15 @@ def install(model: Any, path: str, journal: Journal, cache_dtype: torch.dtype | 
     )
     taken = [override.name for override in overrides if override.name in vars(model)]
     if taken:
-        return [PlanItem.left(path, _LOOP, f"other code has replaced its {taken[0]} already")]
+        return [PlanItem.left(path, _LOOP, f"its {taken[0]} is already replaced by other code")]
     if inspect.isabstract(CPUCacheLayer):  # a version that asks more of a cache than the ones we know
-        return [PlanItem.left(path, _CACHE, "transformers' own cache: this version has other cache layers")]
+        return [
+            PlanItem.left(
+                path,
+                _CACHE,
+                "the cache of transformers is used: the cache layers of this version are not supported",
+            )
+        ]
     for override in overrides:
         add_attribute(journal, model, override.name, override)
     return [*_cache_item(model, path, cache_dtype), *_loop_items(model, path)]
@@ -153,7 +159,7 @@ def install(model: Any, path: str, journal: Journal, cache_dtype: torch.dtype | 
 def _cache_item(model: Any, path: str, dtype: torch.dtype | None) -> list[PlanItem]:
     reason = refusal(model.config) if takes_cache(model) else NO_KEYS
     if reason is not None:
-        return [PlanItem.left(path, _CACHE, f"transformers' own cache: {reason}")]
+        return [PlanItem.left(path, _CACHE, f"the cache of transformers is used: {reason}")]
     stored = "as the keys" if dtype is None else str(dtype).removeprefix("torch.")
     return [PlanItem(path, _CACHE, "cache", stored, packed_bytes=0, reason=None)]
 
@@ -161,8 +167,8 @@ def _cache_item(model: Any, path: str, dtype: torch.dtype | None) -> list[PlanIt
 def _loop_items(model: Any, path: str) -> list[PlanItem]:
     reason = loop_refusal(model)
     if reason is not None:
-        return [PlanItem.left(path, _LOOP, f"transformers' own loop: {reason}")]
-    others, refused = "transformers' own loop, with the cache above", beam_refusal(model)
+        return [PlanItem.left(path, _LOOP, f"the loop of transformers runs: {reason}")]
+    others, refused = "the loop of transformers runs, with the cache above", beam_refusal(model)
     beams = PlanItem(path, _BEAMS, "beam_search", "float32", packed_bytes=0, reason=None)
     if refused is not None:
         beams = PlanItem.left(path, _BEAMS, f"{others}: {refused}")
@@ -176,5 +182,7 @@ def _loop_items(model: Any, path: str) -> list[PlanItem]:
 
 def _batching_item(model: Any, path: str) -> PlanItem:
     if model.config._attn_implementation != NATIVE_ATTENTION:
-        return PlanItem.left(path, _BATCHING, "transformers' own, with its paged attention")
+        return PlanItem.left(
+            path, _BATCHING, "continuous batching runs with the paged attention of transformers"
+        )
     return PlanItem(path, _BATCHING, "paged_attention", "as the keys", packed_bytes=0, reason=None)

@@ -236,8 +236,8 @@ class _StaticStorage:
             raise of_another_model((*layer.keys.shape[:2], layer.keys.shape[3]), (batch, kv_heads, key_dim))
         if self.length + new_tokens > layer.max_cache_len:
             raise ValueError(
-                f"past_key_values: {self.length} tokens and {new_tokens} more do not fit into this cache with "
-                f"max_cache_len={layer.max_cache_len}: accepted is a longer one, or a DynamicCache"
+                f"past_key_values: {self.length} tokens and {new_tokens} new ones do not fit into a cache with "
+                f"max_cache_len={layer.max_cache_len}: pass a longer cache, or a DynamicCache"
             )
 
     def advance(self, new_tokens: int) -> None:

@@ -150,13 +150,11 @@ def fused_layer(fused: type[nn.Module], layer: nn.Module, **attributes: Any) -> 
     """
     taken = names_taken(fused, layer, attributes)
     if taken:
-        raise CannotStandIn(
-            f"it has {_listed(taken)} of its own, which the fused forward calls something else"
-        )
+        raise CannotStandIn(f"it defines {_listed(taken)}, which the fused layer uses for something else")
     kept = sorted(frozenset[str]().union(*(names_kept(class_of(module)) for module in layer.modules())))
     if kept:
         raise CannotStandIn(
-            f"its forward leaves {_listed(kept)} for others to read, which a fused one does not make"
+            f"its forward stores {_listed(kept)} for other code to read, which the fused layer does not compute"
         )
     made = empty(fused, type(layer))
     # The hooks' dictionaries are shared on purpose: what transformers installs on either is seen by both.

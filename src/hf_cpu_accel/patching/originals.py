@@ -90,7 +90,7 @@ class DiskStore(_Store):
         except OSError as error:
             raise self._failure(error) from error
         if free < nbytes:
-            raise self._failure(f"{nbytes / 1e6:.0f} MB are needed, {free / 1e6:.0f} MB are free")
+            raise self._failure(f"{nbytes / 1e6:.0f} MB needed, {free / 1e6:.0f} MB free")
 
     def put(self, tensor: Tensor) -> Ticket:
         """Write the values of `tensor`, unless a file has them.
@@ -127,7 +127,7 @@ class DiskStore(_Store):
         """
         if self._is_left_behind:
             raise RuntimeError(
-                "the original weights stayed in the process that pickled this model: load it again with from_pretrained"
+                "a pickled model does not include its original weights: load it again with from_pretrained"
             )
         for source in self._sources:
             source.check()
@@ -169,8 +169,8 @@ class DiskStore(_Store):
 
     def _failure(self, reason: OSError | str) -> OSError:
         return OSError(
-            f"cannot keep the original weights in {self.directory}: {reason}. "
-            "Set HF_CPU_ACCEL_HOME to a folder with space, or pass originals='memory' or originals='drop'."
+            f"cannot store the original weights in {self.directory}: {reason}. "
+            "Set HF_CPU_ACCEL_HOME to a folder with more space, or pass originals='memory' or originals='drop'."
         )
 
 
@@ -203,8 +203,8 @@ class DroppedStore(_Store):
     def refusal(self) -> str:
         """Why there are no originals, and what to do."""
         return (
-            "this model was accelerated with originals='drop', so its original weights are gone: load it again with "
-            "from_pretrained, and pass originals='disk' to be able to restore"
+            "this model was accelerated with originals='drop', so its original weights are not stored: load it again with "
+            "from_pretrained, and accelerate it with originals='disk'"
         )
 
 
@@ -218,8 +218,8 @@ class NoStore(DroppedStore):
 
     def refusal(self) -> str:
         return (
-            f"{self.path} has the packed weights only, and the original ones are not in its folder: to have those, or to "
-            "accelerate with other settings, load the checkpoint that it was packed from"
+            f"{self.path} has packed weights only, without the original ones: to restore them, or to "
+            "accelerate with other settings, load the checkpoint that was packed"
         )
 
 

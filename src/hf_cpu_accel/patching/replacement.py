@@ -83,7 +83,7 @@ def refuse_other(state: dict[str, Any], name: str, value: Any) -> None:
     """
     if name in state and state[name] != value:
         raise RuntimeError(
-            f"{name} cannot be {value!r} in an accelerated model: packed weights were made with {state[name]!r}. Call "
+            f"{name}={value!r} cannot be set on an accelerated model: its weights were packed with {state[name]!r}. Call "
             "hf_cpu_accel.restore, set it, and accelerate again"
         )
 

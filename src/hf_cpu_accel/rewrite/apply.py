@@ -96,8 +96,8 @@ def _not_taken(source: PackedSource) -> str:
     names = [name for weight in source.left for name in weight.parameters]
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return (
-        f"the packed weights of {', '.join(names[:3])}{more} found no place: this version of hf_cpu_accel, torch and transformers, "
-        "or this machine, packs the model in another form than those that saved it. Pack the original checkpoint again here"
+        f"the packed weights of {', '.join(names[:3])}{more} match no layer: hf_cpu_accel, torch, transformers "
+        "or this machine differ from those that saved the file. Pack the original checkpoint again on this machine"
     )
 
 

@@ -20,7 +20,7 @@ def accelerate_generation(context: Context) -> list[PlanItem]:
     try:
         from hf_cpu_accel.generate.hook import install
     except ImportError as error:  # a version whose caches are made of other parts
-        return [PlanItem.left("generate", "generate", f"transformers' own: {error}")]
+        return [PlanItem.left("generate", "generate", f"the loop of transformers runs: {error}")]
     items: list[PlanItem] = []
     for path, module in context.root.named_modules():
         if not (path and context.skipped(path)):

@@ -64,8 +64,8 @@ class Slot:
         tensor = self.holder.get(self.name)
         if tensor is None:
             raise RuntimeError(
-                f"{self.path} was taken away after acceleration, when other values had been made of it: call "
-                "hf_cpu_accel.restore, take it away, and accelerate again"
+                f"{self.path} was removed after acceleration, but packed values were made from it: call "
+                "hf_cpu_accel.restore, remove it, and accelerate again"
             )
         return tensor
 
@@ -93,8 +93,8 @@ class EditWatch:
         for number, slot in enumerate(self._slots):
             if slot.is_packed and not self._seen.has(number, slot.tensor):
                 raise RuntimeError(
-                    f"{slot.path} was written to after acceleration, when packed weights had been made of it: call "
-                    "hf_cpu_accel.restore, write to it, and accelerate again"
+                    f"{slot.path} was modified after acceleration, but packed weights were made from it: call "
+                    "hf_cpu_accel.restore, modify it, and accelerate again"
                 )
         seen = _Seen.of(self._slots)  # before: what is written meanwhile is noticed by the next call
         module._apply(_identity)

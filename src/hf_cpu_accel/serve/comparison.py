@@ -58,7 +58,7 @@ _MEANINGS = {
 _MESSAGES = {
     "source rows": "neighbors are summed up where they lie, without a copy for each edge",
     "source rows x weight": "neighbors are weighted and summed up where they lie, without a copy for each edge",
-    "messages of its own": "messages of edges are summed up in one pass",
+    "custom messages": "messages of edges are summed up in one pass",
 }
 _FIRST_TOKEN = "first token: "
 

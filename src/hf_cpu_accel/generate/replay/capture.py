@@ -92,20 +92,20 @@ def capture(
 
     def around_op(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not isinstance(func, _ORDINARY):
-            refusals.append(f"{func} has ops inside")
+            refusals.append(f"{func} runs ops inside")
             return func(*args, **kwargs)
         if any(isinstance(leaf, LazyTensor) for leaf in tree_leaves((args, kwargs))):
             with AroundAllOps(around_op):  # what they are computed by comes first
                 args, kwargs = ordinary_arguments(func, args, kwargs)
         output = func(*args, **kwargs)
         if torch.Tag.nondeterministic_seeded in func.tags:
-            refusals.append(f"{func} draws numbers")
+            refusals.append(f"{func} draws random numbers")
         if _counts_values(func, args):
-            refusals.append(f"{func} gives as much as values say")
+            refusals.append(f"the output shape of {func} depends on values")
         if not func.is_view:
             captured.bytes += sum(leaf.nbytes for leaf in tree_leaves(output) if isinstance(leaf, Tensor))
         if captured.bytes > _MOST_BYTES:
-            refusals.append("its tensors are large, beside which Python takes no time")
+            refusals.append("its tensors are large, so replaying saves no time")
         if refusals:
             captured.ops.clear()
             return output
@@ -116,7 +116,7 @@ def capture(
 
     def around_function(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if func in _READERS:
-            refusals.append(f"{func.__name__} reads values")
+            refusals.append(f"{func.__name__} reads tensor values")
         return func(*args, **kwargs)
 
     before, joined = layers.held(), layers.concatenated()
@@ -175,14 +175,14 @@ def _find_written(captured: Capture, before: dict[int, Held], held: dict[int, He
             if name is not None and name[0] == "keys":
                 layer = held[name[1]]
                 if past[place] != layer.seen - layer.dropped - 1:
-                    raise CannotReplay("a layer sees other tokens than its cache holds")
+                    raise CannotReplay("a layer reads tokens that are not in its cache")
                 past[place] = Past(("past", name[1]))
         args = (*op.args[:_PAST], past, *op.args[_PAST + 1 :])
         captured.ops[number] = Op(op.func, args, op.kwargs, op.output)
     for index, layer in held.items():
         seen = before[index].seen if index in before else 0
         if layer.seen not in (seen, seen + 1) or (index not in before and layer.seen):
-            raise CannotReplay("more than one token went to its cache")
+            raise CannotReplay("more than one token was added to its cache")
         if layer.seen != seen:
             captured.written[index] = layer
             captured.seen.add(layer.seen)
@@ -196,12 +196,12 @@ def _find_put(captured: Capture, before: dict[int, Concatenated], joined: dict[i
     """
     for index, layer in joined.items():
         if index not in before:
-            raise CannotReplay("a layer of its cache has just begun")
+            raise CannotReplay("a layer of its cache was empty before this step")
         if layer.keys is before[index].keys and layer.values is before[index].values:
             continue
         keys, values = captured.name_of(layer.keys), captured.name_of(layer.values)
         if layer.seen != before[index].seen + 1 or keys is None or values is None:
-            raise CannotReplay("other tokens than the new one went to its cache")
+            raise CannotReplay("tokens other than the new one were added to its cache")
         captured.put[index] = keys, values
         captured.seen.add(layer.seen)
 

@@ -91,15 +91,15 @@ class Program:
 
     def __init__(self, first: Capture, second: Capture, layers: CachedLayers) -> None:
         if [op.func for op in first.ops] != [op.func for op in second.ops]:
-            raise CannotReplay("its ops are others in each step")
+            raise CannotReplay("its ops change between steps")
         self._all = [_step(number, first, second) for number in range(len(first.ops))]
         logits = first.name_of(first.logits)
         if logits is None or logits[0] != "output" or logits != second.name_of(second.logits):
-            raise CannotReplay("its logits come from no op")
+            raise CannotReplay("its logits do not come from a captured op")
         self._logits = logits
         self._put = first.put
         if first.put != second.put:
-            raise CannotReplay("other layers of its cache get new keys in each step")
+            raise CannotReplay("the cache layers that get new keys change between steps")
         kept = {name for names in first.put.values() for name in names}
         live = _live(self._all, {logits, *kept})
         # Checks that need no other step come first.
@@ -107,21 +107,25 @@ class Program:
         self._first_write = next((n for n, step in enumerate(self._steps) if step.writes), len(live))
         self.is_repeatable = not second.writes_outside()
         if not self.is_repeatable and any(step.is_check for step in self._steps[self._first_write :]):
-            raise CannotReplay("what it does depends on what it has computed, and it cannot be done twice")
+            raise CannotReplay(
+                "its ops depend on computed values and write to tensors, so a step cannot be repeated"
+            )
         if not self.is_repeatable and any(step.func.overloadpacket in _EMPTY for step in live):
-            raise CannotReplay("code that no op shows may fill its tensors, and it cannot be done twice")
+            raise CannotReplay(
+                "code outside the captured ops may fill its tensors, and a step cannot be repeated"
+            )
         self._states = layers.states()
         names = {name for step in live for name in step.reads if name[0] == "input"}
         self._inputs = {name: _Sizes.of(first, second, name[1]) for name in names}
         self._layers = layers
         self._written = [layers.layer(index, held) for index, held in second.written.items()]
         if len(second.seen) > 1:
-            raise CannotReplay("layers of its cache hold texts of different lengths")
+            raise CannotReplay("its cache layers hold different numbers of tokens")
         self._seen = max(second.seen, default=0) - 2  # before the first step
         self._looks_at_encoder = any(name[0] == "encoder_sequences" for step in live for name in step.reads)
         known = {*second.written, *first.put}
         if any(name[0] in _OF_CACHE and name[1] not in known for step in live for name in step.reads):
-            raise CannotReplay("it reads layers of the cache that it does not write to")
+            raise CannotReplay("it reads cache layers that it does not write to")
         told = {name[1] for step in live for name in step.reads if name[0] == "past"}
         # Of others the ops say where in the storage they write, which they can not if it moves to the front.
         self._dropped = {index: held.dropped for index, held in second.written.items() if index not in told}
@@ -204,7 +208,7 @@ class _Sizes:
     def of(cls, first: Capture, second: Capture, name: str) -> _Sizes:
         one, other = first.sizes[name], second.sizes[name]
         if len(one) != len(other):
-            raise CannotReplay(f"{name} has other dimensions in each step")
+            raise CannotReplay(f"{name} changes its number of dimensions between steps")
         return cls(tuple(one), tuple(b - a for a, b in zip(one, other, strict=True)))
 
     def are_those_of(self, tensor: Tensor, step: int) -> bool:
@@ -214,7 +218,7 @@ class _Sizes:
 def _step(number: int, first: Capture, second: Capture) -> Step:
     one, other = first.ops[number], second.ops[number]
     if len(one.args) != len(other.args) or one.kwargs.keys() != other.kwargs.keys():
-        raise CannotReplay(f"{one.func} is given other arguments in each step")
+        raise CannotReplay(f"{one.func} gets different arguments in each step")
 
     def source(value: Any, following: Any) -> Source:
         is_new = one.func is MADE_BY_PYTHON
@@ -232,7 +236,7 @@ def _step(number: int, first: Capture, second: Capture) -> Step:
     elif type(one.output) is type(other.output) and one.output == other.output:
         answer = one.output
     else:
-        raise CannotReplay(f"{one.func} tells it something else in each step")
+        raise CannotReplay(f"{one.func} returns a different value in each step")
     return Step(
         one.func,
         tuple(map(source, one.args, other.args)),

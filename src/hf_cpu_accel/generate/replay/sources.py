@@ -130,7 +130,9 @@ def source_of(first: Any, second: Any, name_first: NameOf, name_second: NameOf, 
         if is_new and name is None and name_second(second) is None and _are_equal(first, second):
             return Copied(first)
         if name != name_second(second) or (name is None and first is not second):
-            raise CannotReplay(f"a tensor {tuple(first.shape)} that no op has made is another in each step")
+            raise CannotReplay(
+                f"a tensor of shape {tuple(first.shape)} from outside the captured ops changes in each step"
+            )
         return Constant(first) if name is None else Named(name)
     if isinstance(first, Past) and first == second:
         return Named(first.name)
@@ -143,7 +145,7 @@ def source_of(first: Any, second: Any, name_first: NameOf, name_second: NameOf, 
     if type(first) is int and type(second) is int and first != second:
         return Counted(first, second - first)
     if type(first) is not type(second) or first != second:
-        raise CannotReplay(f"an argument was {first!r}, and then {second!r}")
+        raise CannotReplay(f"an argument changed from {first!r} to {second!r}")
     return Constant(first)
 
 

@@ -31,12 +31,13 @@ _log = logging.getLogger(__name__)
 class DecodeSteps:
     """Calls of `model` with one new token of each sequence and the same cache.
 
-    The model's own code runs in the first of them. What it asks torch for is the same in all, but for the tokens, the positions and
-    where the cache has got to: so afterwards these ops alone are called, which takes a small model two thirds of the time.
+    The first calls run the model and capture the ops that it calls. These ops are the same in every step, except for the tokens,
+    the positions and the place in the cache. Later calls run the captured ops alone, which takes a small model two thirds of the
+    time.
 
-    The model is called again for some steps where a text reaches one of its `Limits`, weights were written to, or the cache is not
-    as the last step left it; and for good where hooks were registered, or it is called in another way. A module that is exchanged
-    while a text is generated counts from the next text on.
+    The model runs again for some steps where the text reaches one of its `Limits`, where weights change, or where the cache is not
+    as the last step left it. It runs for good where hooks are registered, or where the arguments of its call change. A module that
+    is exchanged during generation counts from the next text on.
 
     Args:
         length: of the text so far, its first new token among them.
@@ -69,7 +70,7 @@ class DecodeSteps:
                 self._limit = None
         elif self._program is not None:
             if not self._is_as_captured(inputs):
-                self._stop("hooks were registered, or it is called in another way")
+                self._stop("hooks were registered, or the arguments of its call changed")
             elif not self._is_tried and self._program.is_repeatable:
                 return self._try(self._program, inputs, length)
             elif (logits := self._program.run(inputs, length - self._first)) is not None:
@@ -79,7 +80,7 @@ class DecodeSteps:
                 self._restarts_left -= 1
                 self._begin_again()
             else:
-                self._stop("its steps become others again and again")
+                self._stop("its captured steps keep changing")
         elif self._captures_left:
             return self._captured(inputs, length)
         return self._model(**inputs, return_dict=True)
@@ -99,7 +100,7 @@ class DecodeSteps:
             try:
                 program = Program(first, second, self._layers)
                 if not program.is_of(third, 2):
-                    raise CannotReplay("two steps do not foretell the third")
+                    raise CannotReplay("two captured steps do not predict the third")
                 self._program, self._first, self._captures = program, length - 2, []
                 self._is_tried = False
             except CannotReplay as refusal:
@@ -114,7 +115,7 @@ class DecodeSteps:
         if logits is not None and torch.equal(logits, outputs.logits):
             self._is_tried = True
         else:
-            self._stop("its ops do not give what it gives")
+            self._stop("its replayed ops give a different result")
         return outputs
 
     def _is_as_captured(self, inputs: Mapping[str, Any]) -> bool:

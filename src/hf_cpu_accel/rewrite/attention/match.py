@@ -124,9 +124,9 @@ def _refusal(module: nn.Module, path: str, context: Context) -> str | None:
     if context.skipped(path):
         return "skip_modules"
     if implementation not in (STOCK_ATTENTION, NATIVE_ATTENTION):
-        return f"its attention implementation is {implementation!r}, only {STOCK_ATTENTION!r} is replaced"
+        return f"attn_implementation={implementation!r} is not supported, only {STOCK_ATTENTION!r}"
     if getattr(config, "output_attentions", False):
-        return "output_attentions=True asks for attention weights"
+        return "output_attentions=True needs attention weights"
     return None
 
 

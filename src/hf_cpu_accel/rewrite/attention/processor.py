@@ -178,7 +178,7 @@ def _refusal(module: nn.Module, path: str, context: Context) -> str | None:
     processor: Any = module.processor
     code = getattr(type(processor).__call__, "__code__", None)
     if code is None or not {_REPLACED, _DISPATCH} & set(code.co_names):
-        return f"its {type(processor).__name__} does not ask torch for attention"
+        return f"its {type(processor).__name__} does not call scaled_dot_product_attention"
     return None
 
 

@@ -143,7 +143,7 @@ def _looked_at(
     if reason is not None:
         return Refusal(reason)
     if not _computes_alike(module):
-        return Refusal("it computes something else than attention in a window and of global tokens")
+        return Refusal("it does not match sliding-window attention with global tokens")
     fused: FusedSlidingWindowAttention = fused_layer(FusedSlidingWindowAttention, module)
     return fused
 

@@ -104,12 +104,14 @@ class _Rounding:
     def note(self) -> str:
         """What was done, for the plan."""
         kept, reached = self._context.calibrated, len(self._context.calibrated)
-        note = f"calibrated on {self._rows} rows: {reached} of {len(self._linears)} linears in four bits"
+        note = f"calibrated on {self._rows} rows: {reached} of {len(self._linears)} int4 linears"
         missed = [linear for linear in self._linears.values() if kept.of([linear.weight]) is None]
         if missed:
             paths = [path for path, module in self._context.modules if self._linears.get(module) in missed]
             more = f" and {len(paths) - 3} more" if len(paths) > 3 else ""
-            note += f"; no example reached {', '.join(paths[:3])}{more}, which are rounded without"
+            note += (
+                f"; no example reached {', '.join(paths[:3])}{more}: these are rounded without calibration"
+            )
         return note
 
 

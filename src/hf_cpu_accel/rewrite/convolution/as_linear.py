@@ -171,11 +171,11 @@ class LinearConvolution(DeferringConvolution, PackedLinear):
             for size, kernel, margin in zip(sizes, self.kernel_size, self.padding, strict=True)
         ):
             raise RuntimeError(
-                f"input of shape {tuple(input.shape)}: this convolution takes [batch, {self.in_channels}, ...] with at least "
-                f"{self.kernel_size} numbers per channel, zeros of {self.padding} on either side included"
+                f"input of shape {tuple(input.shape)} is not supported: expected [batch, {self.in_channels}, ...] with at least "
+                f"{self.kernel_size} values per channel, including padding={self.padding} on each side"
             )
         if input.dtype not in WEIGHT_DTYPES:
-            raise RuntimeError(f"input in {input.dtype}: accepted are {WEIGHT_DTYPES}")
+            raise RuntimeError(f"input dtype {input.dtype} is not supported: use one of {WEIGHT_DTYPES}")
 
     @property
     def weight_shape(self) -> tuple[int, ...]:

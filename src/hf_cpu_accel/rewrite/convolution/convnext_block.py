@@ -124,7 +124,7 @@ def _looked_at(layer: nn.Module, path: str, context: Context) -> FusedConvolutio
         return None
     reason = refusal_to_swap(layer, path, context)
     if reason is None and any(own_forward(part) is not None for part in layer.modules()):
-        reason = "the forward of a module in it was replaced"
+        reason = "a module in it has a replaced forward"
     if reason is not None:
         return Refusal(reason)
     fuse: Callable[..., FusedConvolutionBlock] = partial(
@@ -186,7 +186,7 @@ def _disagreement(fused: nn.Module, shadow: Shadow, block: BlockParts) -> Refusa
         row_error(_added(ours, image), _added(theirs, image)),
         CONVOLUTION_BLOCK.of(down.weight_dtype),
     )
-    return None if error <= allowed else Refusal("it computes something else than its parts suggest")
+    return None if error <= allowed else Refusal("the fused block computes a different result")
 
 
 def _added(output: Any, image: Tensor) -> Tensor | None:

@@ -89,11 +89,11 @@ class ConvolutionOverTime(DeferringConvolution, PackedModule):
         fits = input.dim() in (2, 3) and input.shape[-2] == self.in_channels
         if not fits or input.shape[-1] + 2 * self.padding[0] < reach:
             raise RuntimeError(
-                f"input of shape {tuple(input.shape)}: this convolution takes [batch, {self.in_channels}, ...] with at least "
-                f"{reach} numbers per channel, zeros of {self.padding} on either side included"
+                f"input of shape {tuple(input.shape)} is not supported: expected [batch, {self.in_channels}, ...] with at least "
+                f"{reach} values per channel, including padding={self.padding} on each side"
             )
         if input.dtype not in WEIGHT_DTYPES:
-            raise RuntimeError(f"input in {input.dtype}: accepted are {WEIGHT_DTYPES}")
+            raise RuntimeError(f"input dtype {input.dtype} is not supported: use one of {WEIGHT_DTYPES}")
         return self.run(input) if input.dim() == 3 else self.compute(input[None], PLAIN)[0]
 
     def compute(self, input: Tensor, epilogue: Epilogue) -> Tensor:

@@ -90,7 +90,7 @@ def refusal(module: nn.Conv2d, path: str, context: Context) -> str | None:
     if module.padding_mode != "zeros":
         return f"padding {module.padding_mode!r} is not supported, only zeros"
     if padding_of(module) is None:
-        return "padding 'same' puts more zeros on one side than on the other: there is no kernel for it"
+        return "padding='same' with an even kernel is not supported: it pads one side more than the other"
     return None
 
 

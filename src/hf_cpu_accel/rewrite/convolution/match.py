@@ -142,9 +142,9 @@ class ConvolutionRule:
         reason = refusal(module, path, context)
         if reason is None and all(size == 1 for size in module.kernel_size):
             # Which layout oneDNN wants for these depends on the size of the image, and the wrong one is turned in every call.
-            reason = "it covers one pixel: a plain product, which gains nothing from another layout"
+            reason = "a kernel of one pixel is a plain matrix product: packing gains nothing"
         if reason is None and not works(compute_dtype(context.dtype_at(path))):
-            reason = "oneDNN's convolution does not work here"
+            reason = "oneDNN's convolution is not available on this machine"
         return Match(module, path, reason)
 
     def apply(self, match: Match, context: Context) -> Outcome:

@@ -186,7 +186,7 @@ def chain_of(
     if reason is None and any(context.skipped(f"{path}.{part}") for part in parts_of(layer)):
         reason = "skip_modules"
     if reason is None and any(own_forward(part) is not None for part in layer.modules()):
-        reason = "the forward of a module in it was replaced"
+        reason = "a module in it has a replaced forward"
     if reason is not None:
         return Refusal(reason)
     # Whichever convolution of the layer is its first: that it reads the layer's input is seen in the chain.
@@ -200,13 +200,13 @@ def chain_of(
         return chain
     first = _first(layer, chain)
     if first is None:
-        return Refusal("no convolution or norm in it reads its input")
+        return Refusal("none of its convolutions or norms reads its input")
     fuse: Callable[..., FusedResidualBlock] = partial(
         fused_layer, FusedResidualBlock, _chain=chain, _channels=_channels_of(first), _bound=None
     )
     fused = fuse(shadow_of(layer), _bf16_intermediates=False)
     if not _agree(fused, shadow, partial(_image, first, times=times), _coarsest(layer, chain)):
-        return Refusal("on other images it computes something else than on the one it was read from")
+        return Refusal("the fused block differs from it on other images than the traced one")
     return fuse(layer, _bf16_intermediates=True)
 
 

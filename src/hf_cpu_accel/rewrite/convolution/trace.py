@@ -62,7 +62,7 @@ def read(layer: nn.Module, image_of: Callable[[int], Tensor], *, fewest: int = 2
         return chain
     odd, even = (_read(layer, image_of(size), fewest) for size in _ODD_AND_EVEN)
     if isinstance(odd, Refusal) or isinstance(even, Refusal) or len(odd) != len(even):
-        return Refusal("it does something else for an image of another size")
+        return Refusal("its operations change with the size of the image")
     return tuple(map(_reconciled, odd, even))
 
 
@@ -88,13 +88,11 @@ def _read(layer: nn.Module, image: Tensor, fewest: int) -> Chain | Refusal:
         if isinstance(output, Refusal):
             return output
         if trace.foreign:
-            return Refusal(
-                "what its convolutions read is not all made by convolutions, poolings, norms, gates and sums"
-            )
+            return Refusal("it has operations other than convolutions, poolings, norms, gates and sums")
         if trace.convolutions < fewest:
             return Refusal(f"it calls fewer than {fewest} convolutions and poolings")
         if not isinstance(output, Tensor) or not trace.is_last(output):
-            return Refusal("something else comes after its last convolution")
+            return Refusal("another operation follows its last convolution")
     return shortened(trace.links)
 
 

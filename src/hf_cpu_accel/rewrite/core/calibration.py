@@ -17,8 +17,8 @@ from hf_cpu_accel.patching.float16_values import widened
 # Of texts: tokens of a window, and forwards that are held at a time, each in a thread of its own.
 _WINDOW, _BATCHES = 512, 8
 _MOST_BATCHES = 64  # of inputs
-NO_EXAMPLES = "dtype='int8-static' needs calibration=: examples that show the ranges of images; 'int8' takes them from each image"
-ACCEPTED = "a list of texts, a list of dictionaries of inputs, or a data loader of such or of tensors"
+NO_EXAMPLES = "dtype='int8-static' needs calibration= with example inputs; dtype='int8' needs none"
+ACCEPTED = "a list of texts, a list of input dictionaries, or a data loader of dictionaries or tensors"
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,16 +70,16 @@ def calibration_examples(
         ValueError: it is empty, holds texts without a tokenizer, or too many batches.
     """
     if isinstance(calibration, str | bytes | Mapping | Tensor) or not isinstance(calibration, Iterable):
-        raise TypeError(f"calibration is a {type(calibration).__name__}; accepted: {ACCEPTED}")
+        raise TypeError(f"calibration of type {type(calibration).__name__} is not supported; pass {ACCEPTED}")
     rest = iter(calibration)
     items = list(islice(rest, _MOST_BATCHES + 1))  # a loader may have a whole dataset
     if not items:
-        raise ValueError(f"calibration is empty; accepted: {ACCEPTED}")
+        raise ValueError(f"calibration is empty; pass {ACCEPTED}")
     if isinstance(items[0], str):
         items.extend(rest)
     elif len(items) > _MOST_BATCHES:
         raise ValueError(
-            f"calibration holds more than {_MOST_BATCHES} batches, which wait in memory side by side: give fewer and larger ones"
+            f"calibration has more than {_MOST_BATCHES} batches, all of which are held in memory: pass fewer, larger batches"
         )
     if all(isinstance(item, str) for item in items):
         return _of_texts(items, model, tokenizer, window, batches)
@@ -102,7 +102,7 @@ def call(number: int, example: Example, model: nn.Module) -> None:
         example.call(model)
     except Exception as error:
         raise ValueError(
-            f"calibration: the model does not take batch {number}: {type(error).__name__}: {error}"
+            f"calibration: the model raised an error for batch {number}: {type(error).__name__}: {error}"
         ) from error
 
 
@@ -110,7 +110,7 @@ def _of_inputs(item: object, model: nn.Module) -> Example:
     if isinstance(item, Tensor):
         return Example((item,), {})
     if not isinstance(item, Mapping):
-        raise TypeError(f"calibration holds a {type(item).__name__}; accepted: {ACCEPTED}")
+        raise TypeError(f"calibration has an item of type {type(item).__name__}; pass {ACCEPTED}")
     inputs = dict(item)
     mask = inputs.get("attention_mask")
     mask = mask.bool() if isinstance(mask, Tensor) and mask.dim() == 2 else None
@@ -123,11 +123,11 @@ def _of_texts(
 ) -> tuple[Example, ...]:
     if tokenizer is None:
         raise ValueError(
-            "calibration holds texts, and the target has no tokenizer: pass tokenizer=, or dictionaries of inputs"
+            "calibration has texts, but the target has no tokenizer: pass tokenizer=, or dictionaries of inputs"
         )
     windows = [window for text in texts for window in _windows(text, model, tokenizer, longest)]
     if not windows:
-        raise ValueError("calibration: its texts have no tokens")
+        raise ValueError("calibration: the texts have no tokens; pass longer texts")
     windows.sort(key=lambda window: len(window["input_ids"]))  # little padding
     step = -(-len(windows) // batches)
     return tuple(

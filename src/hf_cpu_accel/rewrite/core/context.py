@@ -40,7 +40,7 @@ MIN_OUT_FEATURES = 16
 MAX_INTEGER_FEATURES = 65536
 _REPEATED = re.compile(r"(^|\.)\d+(\.|$)")  # a number in the path: one of several alike
 
-NOT_PLAIN = "it has hooks, parametrizations or a forward of its own"
+NOT_PLAIN = "it has hooks, parametrizations or a replaced forward"
 
 
 class LayerByLayer(Protocol):
@@ -227,9 +227,9 @@ def refusal_to_swap(module: nn.Module, path: str, context: Context) -> str | Non
     if context.skipped(path):
         return "skip_modules"
     if module is context.root:
-        return "it is the target itself, and has no parent to hang the packed layer in"
+        return "it is the target itself: it has no parent module to hold the packed layer"
     if id(module) in context.listed:
-        return "a plain list holds it besides its parent, where a packed layer would not be seen"
+        return "a plain Python list also holds it, where it cannot be replaced"
     return context.kept_for_adapters.get(id(module)) or (None if is_plain(module) else NOT_PLAIN)
 
 
@@ -244,7 +244,7 @@ def refusal(linear: nn.Module, path: str, context: Context) -> str | None:
         linear.out_features,
         linear.in_features,
     ):
-        return "its weight does not have the shape of a linear's"
+        return "its weight is not of shape [out_features, in_features]"
     if is_stand_in(linear.weight):
         return f"its weight is a {type(linear.weight).__name__}, which cannot be read"
     saved = source()
@@ -256,14 +256,14 @@ def refusal(linear: nn.Module, path: str, context: Context) -> str | None:
     if linear.weight.dtype not in WEIGHT_DTYPES:
         return f"weights in {linear.weight.dtype} are not supported, only float32 and bfloat16"
     if linear.out_features < MIN_OUT_FEATURES:
-        return f"only {linear.out_features} output features: packing gains nothing"
+        return f"it has only {linear.out_features} output features: packing gains nothing"
     if linear.in_features == 0:
-        return "no input features"
+        return "it has no input features"
     if any(reads_weights(parent) for parent, _ in context.slots[id(linear)]):
-        return "torch's own fused encoder layer reads its weights instead of calling it"
+        return "PyTorch's fused encoder layer reads its weights instead of calling it"
     if (shared := shares_weight(linear, path, context)) is not None:
         return shared
-    return None if saved is None else "it was not packed when the model was saved"
+    return None if saved is None else "the saved file has no packed weight for it"
 
 
 def shares_weight(linear: nn.Linear, path: str, context: Context) -> str | None:
@@ -271,7 +271,7 @@ def shares_weight(linear: nn.Linear, path: str, context: Context) -> str | None:
     owner = context.other_owner(linear.weight, f"{path}.weight")
     if owner is None or context.dtype_at(path) != "float32":
         return None
-    return f"shares its weight with {owner}; packing would hold it twice"
+    return f"it shares its weight with {owner}: packing would store it twice"
 
 
 def _overrides_alike(linear: nn.Linear) -> bool:

@@ -109,7 +109,7 @@ class FirstCall:
         difference = self._difference(first_output(output), first_output(expected), reference)
         if difference is None or isinstance(getattr(module, LEFT, None), str):
             return None
-        reason = f"on its first call it was {difference}: its own forward is used"
+        reason = f"its first call was {difference}: its original forward runs"
         vars(module)[LEFT] = reason
         warnings.warn(f"{self.path}, fused by hf_cpu_accel: {reason}", RuntimeWarning, stacklevel=2)
         for states in before:

@@ -30,9 +30,7 @@ from hf_cpu_accel.rewrite.core.layer_stacks import layers_of
 from hf_cpu_accel.rewrite.core.packed_source import is_placeholder, placeholders, source
 from hf_cpu_accel.runtime.mapped_files import MappedFiles
 
-NOTE = (
-    "float16 weights: computed in float32 outside of the packed layers; outputs and state_dict() are float16"
-)
+NOTE = "float16 weights: layers that are not packed run in float32; outputs and state_dict() are float16"
 # By which users and pipelines call a model besides its forward.
 _METHODS = (
     "generate",

@@ -89,9 +89,9 @@ def _own(path: str, error: Exception) -> Refusal:
     if is_strict():
         raise error
     logger.warning(
-        "an error of hf_cpu_accel at %r, which is left as it is; please report it", path, exc_info=error
+        "hf_cpu_accel failed on %r and left it unchanged; please report this error", path, exc_info=error
     )
-    return Refusal(f"an error of hf_cpu_accel, which was logged: {type(error).__name__}")
+    return Refusal(f"hf_cpu_accel raised {type(error).__name__}; see the log")
 
 
 def _name(function: Callable[..., Any]) -> str:

@@ -60,5 +60,5 @@ def refusal_to_fuse(layer: nn.Module, path: str, context: Context) -> str | None
     if reason is None and any(context.skipped(f"{path}.{name}") for name, _ in layer.named_modules() if name):
         reason = "skip_modules"
     if reason is None and any(own_forward(part) is not None for part in layer.modules()):
-        reason = "the forward of a module in it was replaced"
+        reason = "a module in it has a replaced forward"
     return reason

@@ -149,11 +149,11 @@ def changed_dtype(dtype: torch.dtype, fn: Callable[[Tensor], Tensor]) -> torch.d
     like_weight = fn(torch.empty(0, dtype=dtype))
     if like_weight.device.type != "cpu":
         raise RuntimeError(
-            f"cannot move a model accelerated for the CPU to {like_weight.device.type!r}: call hf_cpu_accel.restore first"
+            f"an accelerated model cannot be moved to {like_weight.device.type!r}: call hf_cpu_accel.restore first"
         )
     if like_weight.dtype not in (torch.float32, torch.bfloat16):
         raise RuntimeError(
-            f"an accelerated model computes in float32 or bfloat16, not in {like_weight.dtype}: "
+            f"an accelerated model cannot be cast to {like_weight.dtype}, only to float32 or bfloat16: "
             "call hf_cpu_accel.restore first"
         )
     return like_weight.dtype
@@ -167,7 +167,7 @@ def check_inference(module: nn.Module, input: Tensor) -> None:
     """
     if module.training:
         raise RuntimeError(
-            "an accelerated model does inference only: call model.eval(), or hf_cpu_accel.restore(model) to train it"
+            "an accelerated model runs inference only: call model.eval(), or hf_cpu_accel.restore(model) to train it"
         )
     if (input.requires_grad or in_forward_mode()) and not isinstance(input, LazyTensor):
         refuse_derivatives("an accelerated layer", input)  # a lazy tensor was made of inputs that were asked

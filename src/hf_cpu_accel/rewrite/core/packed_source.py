@@ -76,7 +76,7 @@ class PackedSource:
             if weight.rule == self.rule and self._parameters[id(weight)] == wanted:
                 self._left.pop(id(weight), None)
                 return weight
-        raise NotPacked("it was not packed in this form when the model was saved")
+        raise NotPacked("the saved file has no packed weight in this form")
 
     def together(self, parameter: Tensor) -> tuple[int, ...]:
         """What tells with which others the rule at work packed `parameter`; empty if it did not."""

@@ -77,28 +77,30 @@ def _refusal(module: nn.Module, most: int) -> Refusal | None:
     linears = sum(isinstance(child, PackedLinear) for child in inside)
     norms = sum(identify_norm(child) is not None for child in module.modules())
     if module._compiled_call_impl is not None or any("forward" in vars(m) for m in module.modules()):
-        return Refusal("its forward, or that of a module in it, was replaced or compiled")
+        return Refusal("its forward, or that of a module in it, is replaced or compiled")
     if names[:1] != ("hidden_states",):
         first = names[0] if names else "any arguments"
-        return Refusal(f"its forward takes {first} first, not hidden_states", yields=True)
+        return Refusal(f"the first argument of its forward is {first}, not hidden_states", yields=True)
     if takes_cache(names) and any(vars(child).get("is_causal") is True for child in inside):
         # As transformers' attention reads it. A call of each layer of a large decoder would show the same, and take its time.
         return Refusal("its attention is causal", yields=True)
     if _NEIGHBORS in names:
-        return Refusal("it turns features that are next to one another by the tables that it is given")
+        return Refusal(
+            "its rotary embedding rotates adjacent features (sinusoidal_pos), which is not supported"
+        )
     if linears > most:
         return Refusal(
-            f"it holds {linears} linears, and self-attention with a feed-forward network has {_FEWEST} to {most}",
+            f"it has {linears} linears; self-attention with a feed-forward network has {_FEWEST} to {most}",
             yields=True,
         )
     if any(has_foreign_hook(hooks) for child in inside for hooks in forward_hooks(child)):
-        return Refusal("there are hooks on modules in it")
+        return Refusal("modules in it have hooks")
     if is_permuted(module):
         return Refusal(PERMUTED)
     if is_joined(module):
         return Refusal(BETWEEN, yields=True)
     if norms not in (1, 2):
-        return Refusal(f"it has {norms} norms, and an encoder layer has one or two", yields=True)
+        return Refusal(f"it has {norms} norms; an encoder layer has one or two", yields=True)
     if any(True for _ in module.buffers()):
-        return Refusal("it holds buffers, which may decide what it computes", yields=True)
+        return Refusal("it has buffers that may affect its output", yields=True)
     return None

@@ -32,7 +32,7 @@ STRUCTURE = "grid encoder layer"
 
 # Height and width: not the same, and no multiple of a window. The first says which candidate it is, the second is of several.
 _SMALL, _LARGE = (9, 10), (17, 19)
-_OTHER = Refusal("it computes something else than attention by rows and columns, and a feed-forward network")
+_OTHER = Refusal("it does not match attention with row and column biases and a feed-forward network")
 
 
 def fuse_grid_layers(context: Context) -> list[PlanItem]:
@@ -82,7 +82,7 @@ def _fused(layer: nn.Module, tables: tuple[str, ...]) -> FusedGridLayer | Refusa
             if isinstance(states, Tensor) and states.shape == image.shape:
                 break
         else:
-            return Refusal("it takes no image and gives none like it", yields=True)
+            return Refusal("it does not map an image to an image of the same shape", yields=True)
         if isinstance(expected, tuple) and any(value is not None for value in expected[1:]):
             return Refusal("it returns more than hidden states")
         outputs = len(expected) if isinstance(expected, tuple) else None

@@ -50,14 +50,14 @@ def _looked_at(module: nn.Module, path: str, context: Context) -> LatentAttentio
 def _obstacle(module: Any) -> str | None:
     """Why such attention is left, in words that go on after "left because"."""
     if any(own_forward(part) is not None for part in module.modules()):
-        return "the forward of a module in it was replaced"
+        return "a module in it has a replaced forward"
     if not takes_cache(parameters_of(module.forward)):
-        return "this version of its host hands it a cache of another kind"
+        return "it does not take the cache of transformers as past_key_values"
     for name in ("kv_b_proj", "o_proj"):
         if not isinstance(module._modules[name], PackedLinear):
             return f"{name} is not packed"
     if module.kv_b_proj.bias is not None or module.kv_b_proj.transposed:
-        return "its keys are no product of its latents alone"
+        return "its keys are not a product of its latents alone"
     return None
 
 

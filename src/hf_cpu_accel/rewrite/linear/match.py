@@ -185,7 +185,7 @@ def _too_small(linear: nn.Linear) -> str | None:
     weights = linear.in_features * linear.out_features
     if weights > FEW_WEIGHTS or source() is not None:
         return None
-    return f"only {weights} weights: packing gains nothing"
+    return f"it has only {weights} weights: packing gains nothing"
 
 
 def _without_output(members: list[tuple[str, nn.Linear]]) -> list[tuple[str, nn.Linear]]:

@@ -122,7 +122,7 @@ def _looked_at(layer: nn.Module, path: str, context: Context) -> FusedNestedFFN 
     return (
         _fused(layer, ffn)
         if error <= allowed
-        else Refusal(f"fused it would be off by {error:.1e} (allowed {allowed:.0e})")
+        else Refusal(f"the fused version differs by {error:.1e} (allowed {allowed:.0e})")
     )
 
 
@@ -150,7 +150,7 @@ def _guess(layer: nn.Module) -> NestedFFN | Refusal | None:
     if up.out_features == down.in_features:
         activation = identify(between)
         if activation is None:
-            return Refusal(f"what {around} does after its linear is no activation that is known")
+            return Refusal(f"{around} does not apply a supported activation after its linear")
         return NestedFFN(up_path, down_path, activation, None)
     if up.out_features != 2 * down.in_features or down.in_features % PANEL_FEATURES:
         return None
@@ -158,7 +158,7 @@ def _guess(layer: nn.Module) -> NestedFFN | Refusal | None:
         activation = _gate(between, gate_last)
         if activation is not None:
             return NestedFFN(up_path, down_path, activation, gate_last)
-    return Refusal(f"what {around} does after its linear is no gate with an activation that is known")
+    return Refusal(f"{around} does not apply a gate with a supported activation after its linear")
 
 
 def _without_linear(module: nn.Module, name: str) -> Callable[[Tensor], Tensor]:

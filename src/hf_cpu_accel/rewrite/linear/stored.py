@@ -108,7 +108,7 @@ def _put_in_place(members: Sequence[Member], context: Context) -> list[PlanItem]
     for (path, module, weight), replacement, error in zip(members, replacements, errors, strict=True):
         swap_module(context.journal, context.slots[id(module)], replacement)
         _release(weight, replacement, context)
-        rounded = f"; in {packed.dtype} {error:.1e} off" if error else ""
+        rounded = f"; rounding to {packed.dtype}: {error:.1e}" if error else ""
         items.append(packed_item(path, f"{structure} ({weight.form}{rounded})", "linear", replacement))
     return items
 
@@ -136,7 +136,7 @@ def _disagreement(
     with torch.no_grad(), disable_grouping():
         expected = call_foreign(weight.reference or module.forward, input)
         if isinstance(expected, Refusal):
-            return f"its host cannot compute with it here, so that nothing can be compared: {expected.reason}"
+            return f"its own forward fails here, so the packed weight cannot be verified: {expected.reason}"
         return disagreement(replacement(input), expected, agreement, compute)
 
 

@@ -71,25 +71,23 @@ def _looked_at(layer: nn.Module, path: str, mixers: list[str], context: Context)
         error = _error(layer, parts, expected)
         if error <= allowed:
             return _fused(layer, parts)
-    return Refusal(
-        "its residuals, norms or feed-forward network are of another form: its parts run one by one"
-    )
+    return Refusal("its residuals, norms or feed-forward network are not supported: its parts run separately")
 
 
 def _obstacle(layer: nn.Module, mixers: list[str]) -> str | None:
     if len(mixers) > 1 or layer._parameters:
-        return "it has more than one mixer, or parameters of its own"
+        return "it has several mixers, or parameters outside its modules"
     if is_permuted(layer):
-        return "a linear in it takes its input features in an order of its own"
+        return "one of its linears reorders its input features (act-order quantization)"
     mixer: Any = layer._modules[mixers[0]]
     last = mixer.get_submodule(mixer.last)
     if not isinstance(last, PackedLinear):
-        return "its mixer's last linear is not packed"
+        return "the output projection of its mixer is not packed"
     norms, others = _rest(layer, mixers[0])
     if len(others) > 2 or len(norms) not in ((2, 4) if others else (1,)):
         return (
-            "it has something else in it than a mixer and a norm, and perhaps a feed-forward network or two and one or three "
-            "norms more: its parts run one by one"
+            "it has modules other than a mixer, one to four norms and up to two feed-forward networks: "
+            "its parts run separately"
         )
     return None
 

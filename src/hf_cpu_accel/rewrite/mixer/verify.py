@@ -42,7 +42,7 @@ def verified(module: nn.Module, possible: Iterable[Callable[[nn.Module], M]]) ->
         error = max(row_error(ours, theirs) for ours, theirs in zip(outputs, expected, strict=True))
         if error <= DECODER_LAYER.of(expected[0].dtype):
             return mixer
-    return refusal or Refusal("its attention computes something else: its parts run one by one")
+    return refusal or Refusal("the fused attention computes a different result: its parts run separately")
 
 
 def _packed_parts(module: nn.Module) -> Iterator[PackedLinear]:

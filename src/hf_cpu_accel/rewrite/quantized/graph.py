@@ -85,7 +85,7 @@ def _lower(path: str, module: GraphModule, context: Context) -> Iterator[PlanIte
     graph = copy.deepcopy(module.graph)
     products = _products(module, graph)
     if not products:
-        yield PlanItem.left(path, "quantized graph", "it has no product of widened weights that is known")
+        yield PlanItem.left(path, "quantized graph", "it has no supported product with dequantized weights")
         return
     rounded = {node.target for node in graph.nodes if node.target in products and _unrounded(node.args[0])}
     _drop_rounding(graph)

@@ -219,7 +219,7 @@ def _disagreement(order: Sequence[_Made], input: Any, lowered: GraphModule) -> s
                 values[node] = _call(node, values, lowered)
     error = row_error(ours.movedim(1, -1), values[order[-1].node].movedim(1, -1))
     bound = RESIDUAL_BLOCKS.of("int8")
-    return None if error <= bound else f"together they are off by {error:.1e}, above {bound:.1e}"
+    return None if error <= bound else f"the joined convolutions differ by {error:.1e} (allowed {bound:.0e})"
 
 
 def _call(node: Node, values: dict[Node, Any], lowered: GraphModule) -> Any:

@@ -38,7 +38,7 @@ def form_of(cache: Any, index: int | None) -> tuple[tuple[Any, ...], list[int]]:
     if is_shared(cache):
         return form_of_shared(cache)
     if index is None:
-        raise TypeError("a cache of which the layer does not say what part is its own")
+        raise TypeError("layers that use a cache but have no layer_idx are not recorded")
     form: list[Any] = [type(cache)]
     lengths: list[int] = []
     for part in _parts(cache):
@@ -102,7 +102,7 @@ def _parts(cache: Any) -> list[Any]:
     caches, _, _ = _kinds()
     parts = [getattr(cache, name) for name in PARTS] if _is_of_two(cache) else [cache]
     if any(type(part) not in caches or part.offloading for part in parts):
-        raise TypeError(f"a {type(cache).__name__}, which no program can take")
+        raise TypeError(f"layers that use {type(cache).__name__} are not recorded")
     return parts
 
 
@@ -111,7 +111,7 @@ def _kind_and_length(cache: Any, index: int) -> tuple[tuple[Any, ...], int]:
         return (None,), 0
     layer = cache.layers[index]
     if type(layer) not in _kinds()[2] or getattr(layer, "record_past", False):
-        raise TypeError(f"a cache with a {type(layer).__name__}, which no program can take")
+        raise TypeError(f"layers that use {type(layer).__name__} are not recorded")
     begun = tuple(getattr(layer, "has_previous_state", {}).values())
     return (type(layer), *begun), int(layer.get_seq_length()) if hasattr(layer, "get_seq_length") else 0
 

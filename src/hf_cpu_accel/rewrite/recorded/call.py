@@ -43,9 +43,9 @@ class Call:
         try:
             given = reading.read(args), {name: reading.read(value) for name, value in kwargs.items()}
         except TypeError as error:
-            return Refusal(f"it is called with {error}")
+            return Refusal(str(error))
         if not any(isinstance(value, Tensor) for value in reading.inputs):
-            return Refusal("it is called without tensors")
+            return Refusal("calls without tensor arguments are not recorded")
         form = (torch.get_default_dtype(), *reading.form, *kwargs)
         return cls(form, reading.inputs, tuple(reading.sizes), index, given)
 
@@ -134,15 +134,15 @@ class _Reading:
             self.form.append(form)
             self.sizes.extend(lengths)
             return self._input(value)
-        raise TypeError(f"a {type(value).__name__}, which no program can take")
+        raise TypeError(f"calls with {type(value).__name__} arguments are not recorded")
 
     def _tensor(self, tensor: Tensor) -> Ref:
         known = self._seen.get(id(tensor))
         if known is None:
             if type(tensor) not in (Tensor, nn.Parameter) and not isinstance(tensor, LazyTensor):
-                raise TypeError(f"a {type(tensor).__name__}, which no program can take")
+                raise TypeError(f"calls with {type(tensor).__name__} arguments are not recorded")
             if not tensor.is_cpu:
-                raise TypeError(f"a tensor on {tensor.device}")
+                raise TypeError(f"calls with tensors on {tensor.device} are not recorded")
             self.form.append((type(tensor), tensor.dtype, tensor.dim()))
             self.sizes.extend(tensor.shape)
             known = self._seen[id(tensor)] = self._input(tensor)

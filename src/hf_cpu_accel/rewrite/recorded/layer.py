@@ -146,7 +146,7 @@ class FusedRecordedLayer(FusedModuleMixin):
         self._programs.pop(form, None)
         if self._changes >= _MOST_CHANGES:
             self._programs[form] = None
-            self._refused(Refusal("its attributes change from call to call"))
+            self._refused(Refusal("its attributes change between calls"))
         return None
 
     def _first(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -162,7 +162,7 @@ class FusedRecordedLayer(FusedModuleMixin):
         expected = self._original_class.forward(self, *args, **kwargs)
         given = call.told(expected, call.inputs)
         if not isinstance(found, Refusal) and not alike(self, ours, given):
-            found = Refusal("its steps, taken again, do not give what it gives")
+            found = Refusal("replaying its recorded operations gives a different result")
         if isinstance(found, Refusal):
             self._programs[call.form] = None
             self._refused(found)

@@ -28,7 +28,7 @@ def checked_first(steps: Sequence[Step]) -> list[Step] | Refusal:
             needed |= _with_sources(step, made)
     early = [step for step in steps[first:] if step.result in needed]
     if any(step.effect and step.function is not expect for step in early):
-        return Refusal("what it does behind a recurrence depends on what that gives")
+        return Refusal("operations after a recurrence depend on its output")
     late = [step for step in steps[first:] if step.result not in needed]
     return [*steps[:first], *early, *late]
 

@@ -45,7 +45,7 @@ def record(layer: Any, call: Call) -> tuple[Program, Guard, Any] | Refusal:
     with names_read() as read:
         steps = _steps(layer, shadow, call)
     if by_torch := torch_products(steps.steps, count):
-        return Refusal(f"torch computes a part of it ({', '.join(by_torch)})")
+        return Refusal(f"PyTorch computes part of it ({', '.join(by_torch)})")
     program = Program(count, required(checked_first(steps.steps)), steps.output)
     program.writes_over = any(map(writes_over, steps.steps))
     inputs = call.inputs_beside()
@@ -53,7 +53,7 @@ def record(layer: Any, call: Call) -> tuple[Program, Guard, Any] | Refusal:
         with torch.no_grad(), disable_grouping():
             output = call.told(program(inputs), inputs)
     except Exception as error:
-        return Refusal(f"its steps, taken again, raise {type(error).__name__}")
+        return Refusal(f"replaying its recorded operations raises {type(error).__name__}")
     return program, Guard(layer, read), output
 
 
@@ -103,13 +103,13 @@ def _noted(layer: Any, shadow: Shadow, recorder: Recorder, call: Call) -> Steps:
     finally:
         changed = kept.taken_back()
     if changed is not None:
-        raise Refused(Refusal(f"it keeps something from one call to the next ({changed})"))
+        raise Refused(Refusal(f"it keeps state between calls ({changed})"))
     now = list(_leaves((args, kwargs)))
     if len(now) != len(given) or any(one is not other for one, other in zip(now, given, strict=True)):
-        raise Refused(Refusal("it writes to a list or a dictionary that it is given"))
+        raise Refused(Refusal("it modifies a list or dictionary among its arguments"))
     result = recorder.refs(output)
     if recorder.aliases.are_ambiguous(recorder.steps, {*refs_in(result), *_handed_out(recorder.steps)}):
-        raise Refused(Refusal("it writes to tensors that may or may not be copies"))
+        raise Refused(Refusal("it writes in place to tensors that may share memory"))
     return with_folded(Steps(recorder.steps, result).simplified(), recorder.aliases)
 
 

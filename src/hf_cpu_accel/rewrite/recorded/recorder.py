@@ -119,7 +119,7 @@ class Recorder(Noted):
             self._depth -= 1
         with ours():
             if any(address(t) in self._protected for t in written):
-                raise Refused(Refusal("it writes to what it is given, or to its weights"))
+                raise Refused(Refusal("it writes to its arguments or its weights"))
             if (
                 func in MAY_COPY and args and address(args[0]) in self._protected
             ):  # in another call it may be no copy
@@ -192,7 +192,7 @@ class Recorder(Noted):
         if next(tensors_in(output), None) is None and is_plain((args, kwargs)):
             return output  # of what is torn down meanwhile, for one
         if name == "__set__" or (output is not None and next(tensors_in(output), None) is None):
-            raise Refused(Refusal(f"what it does depends on numbers ({name} of a tensor is read)"))
+            raise Refused(Refusal(f"its control flow depends on tensor values ({name})"))
         if func is Tensor.type_as:  # which would read the other for its dtype alone
             func, args = Tensor.to, (args[0], output.dtype)
         result = self._step(func, self.refs(args), self.refs(kwargs), effect=writes)

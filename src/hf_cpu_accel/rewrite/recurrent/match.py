@@ -82,7 +82,7 @@ def _looked_at(module: nn.Module, path: str, context: Context) -> RecurrentMixer
             break
     if least <= allowed:
         return _fused(module, best)
-    return Refusal(f"fused it would be off by {least:.1e} (allowed {allowed:.0e})")
+    return Refusal(f"the fused version differs by {least:.1e} (allowed {allowed:.0e})")
 
 
 def _forget_values(module: nn.Module) -> None:
@@ -96,15 +96,15 @@ def _obstacle(module: Any, mixer: Mixer) -> str | None:
     """Why such a mixer is left, in words that go on after "left because"."""
     convolution = module._modules[mixer.convolution]
     if any(own_forward(part) is not None for part in module.modules()):
-        return "the forward of a module in it was replaced"
+        return "a module in it has a replaced forward"
     if type(convolution) is not nn.Conv1d or convolution.groups != convolution.in_channels:
-        return "its convolution is not a plain one, channel by channel"
+        return "its convolution is not a depthwise nn.Conv1d"
     if not takes_cache(parameters_of(module.forward)) or not isinstance(
         getattr(module, "layer_idx", None), int
     ):
-        return "this version of its host hands it a cache of another kind"
+        return "it does not take the cache of transformers as past_key_values"
     if _dtype_of(module) not in (torch.float32, torch.bfloat16):
-        return f"it computes in {_dtype_of(module)}"
+        return f"it runs in {_dtype_of(module)}, only float32 and bfloat16 are supported"
     return None
 
 
