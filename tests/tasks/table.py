@@ -18,7 +18,7 @@ from tests.tasks.all import CASES
 from tests.tasks.case import Case
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "tasks.md"
-_GENERATION = ("keys and values", "greedy search and sampling", "beam search", "continuous batching")
+_GENERATION = ("KV cache", "greedy search and sampling", "beam search", "continuous batching")
 _HEAD = """\
 # Pipeline tasks
 

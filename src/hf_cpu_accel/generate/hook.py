@@ -31,7 +31,7 @@ from hf_cpu_accel.patching.restore import Journal, add_attribute
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.runtime.context import within
 
-_CACHE = "keys and values"
+_CACHE = "KV cache"
 _LOOP, _BEAMS = "greedy search and sampling", "beam search"
 _BATCHING = "continuous batching"
 

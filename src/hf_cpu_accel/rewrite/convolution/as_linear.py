@@ -29,8 +29,8 @@ from hf_cpu_accel.rewrite.linear.projection_group import ProjectionGroup
 from hf_cpu_accel.runtime import hardware
 
 PATCHES = "patches as linear"
-PIXELS = "pixels as linear"
-OVER_TIME = "convolution over time as linear"
+PIXELS = "pointwise convolution as linear"
+OVER_TIME = "conv1d as linear"
 
 
 class LinearConvolution(DeferringConvolution, PackedLinear):

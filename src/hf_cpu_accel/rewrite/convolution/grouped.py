@@ -26,7 +26,7 @@ from hf_cpu_accel.rewrite.core.rule import Match, Outcome
 from hf_cpu_accel.rewrite.core.verify import disagreement
 from hf_cpu_accel.runtime.tracing import is_tracing
 
-STRUCTURE = "grouped convolution over time"
+STRUCTURE = "grouped conv1d"
 # A group of fewer channels, or of a shorter kernel, gives a linear too little to do.
 MIN_CHANNELS, MIN_FEATURES = 16, 128
 

@@ -46,7 +46,7 @@ from hf_cpu_accel.rewrite.core.packed_source import source_of, taken
 from hf_cpu_accel.rewrite.core.rule import Match, Outcome
 from hf_cpu_accel.runtime import hardware
 
-STRUCTURE = "convolution over time"
+STRUCTURE = "conv1d"
 # Of which oneDNN's layouts are near enough to one another.
 _FEW_CHANNELS = 64
 

@@ -26,7 +26,7 @@ from hf_cpu_accel.rewrite.core.refusal import Refusal
 from hf_cpu_accel.runtime.torch_modes import AroundFunctions
 from hf_cpu_accel.runtime.tracing import is_tracing
 
-STRUCTURE, WAITING = "zeros over time", "elu over time"
+STRUCTURE, WAITING = "conv1d padding", "conv1d ELU"
 
 
 class PaddedOverTime(FusedModuleMixin):

@@ -19,7 +19,7 @@ from hf_cpu_accel.rewrite.convolution.residual_block import FusedResidualBlock
 from hf_cpu_accel.rewrite.core.calibration import NO_EXAMPLES, call, fitting
 from hf_cpu_accel.rewrite.core.context import Context
 
-STRUCTURE = "images in 8 bits"
+STRUCTURE = "int8 images"
 # An image is left to be quantized at run time where one range for all examples is this much worse than one of each image's own,
 # unless either is so near that no answer shows it.
 _WORSE, _NEAR = 1.5, 0.01

@@ -51,11 +51,11 @@ def _reorder(context: Context) -> PlanItem:
     from hf_cpu_accel.graph.reorder import ReorderedForward
 
     if "forward" in vars(context.root):
-        return PlanItem.left("", "order of nodes", "its forward is already replaced")
+        return PlanItem.left("", "node order", "its forward is already replaced")
     reordered = ReorderedForward(context.root, context.config.reorder)
     add_attribute(context.journal, context.root, "forward", reordered)
     op = f"reorder={context.config.reorder!r}"
-    return PlanItem("", "order of nodes", op, "float32", packed_bytes=0, reason=None)
+    return PlanItem("", "node order", op, "float32", packed_bytes=0, reason=None)
 
 
 def _pool(module: Aggregation, path: str, context: Context) -> PlanItem:

@@ -23,7 +23,7 @@ from hf_cpu_accel.rewrite.core.verify import row_error
 from hf_cpu_accel.rewrite.quantized.graph import RANGE, with_lowered
 from hf_cpu_accel.tolerance import RESIDUAL_BLOCKS
 
-STRUCTURE = "images in 8 bits"
+STRUCTURE = "int8 images"
 _ATEN = torch.ops.aten
 _RELU = (_ATEN.relu.default, _ATEN.relu_.default)
 _ADD = (_ATEN.add.Tensor, _ATEN.add_.Tensor)

@@ -28,7 +28,7 @@ from hf_cpu_accel.rewrite.core.packed_source import source_of, taken
 from hf_cpu_accel.rewrite.core.rule import Match, Outcome
 from hf_cpu_accel.runtime import hardware
 
-STRUCTURE = "transposed convolution of images"
+STRUCTURE = "transposed conv2d"
 _MOST_WINDOWS = (
     2  # squares that a kernel covers on each side: more are gathered more often than torch reads them
 )

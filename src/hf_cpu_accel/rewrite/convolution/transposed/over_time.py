@@ -26,7 +26,7 @@ from hf_cpu_accel.rewrite.linear.layer import PackedLinear
 from hf_cpu_accel.rewrite.linear.match import packed_item
 from hf_cpu_accel.rewrite.linear.projection_group import ProjectionGroup
 
-STRUCTURE = "transposed convolution over time as linear"
+STRUCTURE = "transposed conv1d as linear"
 
 
 class TransposedConvolution(PackedLinear):
