@@ -166,5 +166,7 @@ def test_the_readme_convinces_on_one_screen() -> None:
 def test_the_docs_are_short() -> None:
     """25,000 words outside of the pages that list every model type and task."""
     generated = {"reference/models.md", "reference/tasks.md"}
-    pages = [page for page in DOCUMENTS if page.is_relative_to(ROOT / "docs") and title(page) not in generated]
+    pages = [
+        page for page in DOCUMENTS if page.is_relative_to(ROOT / "docs") and title(page) not in generated
+    ]
     assert sum(len(page.read_text(encoding="utf-8").split()) for page in pages) <= 25_000

@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import LlamaConfig
 
-from hf_cpu_accel.generate.cache import CPUCache, refusal
+from hf_cpu_accel.generate.cache import CPUCache, cache_refusal
 from tests.generate.cache_cases import _SIZES, DIM, GEMMA, HEADS, LLAMA, states
 
 
@@ -51,7 +51,7 @@ def test_what_left_the_window_cannot_be_taken_back():
 
 def test_models_with_other_state_are_refused():
     config = LlamaConfig(num_hidden_layers=2, layer_types=["linear_attention", "full_attention"], **_SIZES)
-    assert "LinearAttentionLayer" in refusal(config)
+    assert "LinearAttentionLayer" in cache_refusal(config)
     with pytest.raises(ValueError, match="LinearAttentionLayer"):
         CPUCache(config)
-    assert refusal(LLAMA) is None
+    assert cache_refusal(LLAMA) is None

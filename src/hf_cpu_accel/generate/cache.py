@@ -21,7 +21,7 @@ __all__ = [
     "CPUCrossCache",
     "CPUCrossCacheLayer",
     "CPUSlidingCacheLayer",
-    "refusal",
+    "cache_refusal",
 ]
 
 STORAGE_DTYPES = (None, torch.float32, torch.bfloat16, torch.int8)
@@ -39,7 +39,7 @@ class CPUCache(DynamicCache):
         start: int32 [batch], the position of the first token of each sequence where the batch is padded on the left, or None.
 
     Raises:
-        ValueError: `refusal(config)`, or another dtype.
+        ValueError: `cache_refusal(config)`, or another dtype.
     """
 
     start: Tensor | None
@@ -171,7 +171,7 @@ class CPUCrossCache(CPUCache):
         self.start = None
 
 
-def refusal(config: PreTrainedConfig) -> str | None:
+def cache_refusal(config: PreTrainedConfig) -> str | None:
     """Why a model with this config gets transformers' own cache; None if it gets a `CPUCache`."""
     try:
         layers = DynamicCache(config=config).layers

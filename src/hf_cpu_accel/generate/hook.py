@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import EncoderDecoderCache, GenerationMixin
 
 from hf_cpu_accel.generate.beams import beam_search
-from hf_cpu_accel.generate.cache import CPUCache, CPUCacheLayer, CPUCrossCache, refusal
+from hf_cpu_accel.generate.cache import CPUCache, CPUCacheLayer, CPUCrossCache, cache_refusal
 from hf_cpu_accel.generate.continuous import StartSession
 from hf_cpu_accel.generate.coverage import (
     MODES,
@@ -157,7 +157,7 @@ def install(model: Any, path: str, journal: Journal, cache_dtype: torch.dtype | 
 
 
 def _cache_item(model: Any, path: str, dtype: torch.dtype | None) -> list[PlanItem]:
-    reason = refusal(model.config) if takes_cache(model) else NO_KEYS
+    reason = cache_refusal(model.config) if takes_cache(model) else NO_KEYS
     if reason is not None:
         return [PlanItem.left(path, _CACHE, f"the cache of transformers is used: {reason}")]
     stored = "as the keys" if dtype is None else str(dtype).removeprefix("torch.")

@@ -15,7 +15,7 @@ from hf_cpu_accel.patching.hooks import (
     has_foreign_hook,
     is_collecting_inside,
 )
-from hf_cpu_accel.patching.inside import Inside, class_of, is_ours
+from hf_cpu_accel.patching.inside import Inside, class_of, is_package_class
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ def mixed_class(fused: type[nn.Module], original: type[nn.Module]) -> type[nn.Mo
 def names_taken(fused: type[nn.Module], layer: nn.Module, attributes: Iterable[str] = ()) -> list[str]:
     """What `layer` has under names that are others' in `fused`, or are among `attributes`, in alphabetical order."""
     hidden = {name for base in _added(fused) for name in vars(base)}.union(attributes) - _OF_MODULES
-    hosts = [base for base in _added(type(layer)) if not is_ours(base)]
+    hosts = [base for base in _added(type(layer)) if not is_package_class(base)]
     present = {name for base in hosts for name in vars(base)}.union(
         layer._modules, layer._parameters, layer._buffers
     )

@@ -14,7 +14,7 @@ from torch import nn
 from hf_cpu_accel.patching.class_code import names_in, names_written
 from hf_cpu_accel.patching.hooks import has_global_hooks, own_forward
 from hf_cpu_accel.patching.modes import asks_for_mode
-from hf_cpu_accel.patching.plain_values import is_plain, noted
+from hf_cpu_accel.patching.plain_values import is_plain_value, noted
 from hf_cpu_accel.runtime.tracing import constant_while_traced
 
 # What each module has, which is looked at by itself or counts for nothing, and a forward that was set on one before it was fused.
@@ -42,7 +42,7 @@ class Inside:
         self._children = [module._modules for module in modules if module._modules]
         self._fused_children = [dict(children) for children in self._children]
         plain = [module for module in modules if not isinstance(module, torch.jit.ScriptModule)]
-        told = [module for module in plain if by_attributes and not is_ours(type(module))]
+        told = [module for module in plain if by_attributes and not is_package_class(type(module))]
         written = frozenset[str]().union(*(names_written(class_of(module)) for module in told))
         named = [
             (module, names)
@@ -106,14 +106,14 @@ def _names(module: nn.Module, written: frozenset[str], followed: Sequence[str]) 
     if asks_for_mode(module):
         yield "training"
     for name, value in vars(module).items():
-        if name in _NOT_TOLD or name in own or name in followed or not is_plain(value):
+        if name in _NOT_TOLD or name in own or name in followed or not is_plain_value(value):
             continue
         if (value is None and name in written) or (isinstance(value, _CONTAINERS) and not value):
             continue
         yield name
 
 
-def is_ours(cls: type) -> bool:
+def is_package_class(cls: type) -> bool:
     """Whether this package defines it; its modules look after their own attributes."""
     return cls.__module__.startswith(_PACKAGE)
 
@@ -134,5 +134,5 @@ def _own_names(cls: type) -> frozenset[str]:
     fused = getattr(cls, "_fused_class", None)
     if fused is None:
         return frozenset()
-    bases = [base for base in fused.__mro__ if is_ours(base)]
+    bases = [base for base in fused.__mro__ if is_package_class(base)]
     return frozenset(name for base in bases for name in (*vars(base), *vars(base).get("__annotations__", ())))

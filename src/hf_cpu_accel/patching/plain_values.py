@@ -19,13 +19,13 @@ _SEQUENCES = (list, tuple, set, frozenset, torch.Size)
 _MOST_VALUES = 256  # of a container: it is compared in each call
 
 
-def is_plain(value: Any) -> bool:
+def is_plain_value(value: Any) -> bool:
     """Whether it is a value, or a container of such that is no large one."""
     if isinstance(value, VALUES):
         return True
     if type(value) is dict:
-        return len(value) <= _MOST_VALUES and all(map(is_plain, (*value, *value.values())))
-    return type(value) in _SEQUENCES and len(value) <= _MOST_VALUES and all(map(is_plain, value))
+        return len(value) <= _MOST_VALUES and all(map(is_plain_value, (*value, *value.values())))
+    return type(value) in _SEQUENCES and len(value) <= _MOST_VALUES and all(map(is_plain_value, value))
 
 
 def noted(state: dict[str, Any], names: Iterable[str]) -> tuple[Callable[[Any], Any], Any]:

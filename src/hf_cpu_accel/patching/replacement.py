@@ -12,8 +12,8 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from hf_cpu_accel.patching.class_code import names_read
-from hf_cpu_accel.patching.inside import is_ours
-from hf_cpu_accel.patching.plain_values import is_plain
+from hf_cpu_accel.patching.inside import is_package_class
+from hf_cpu_accel.patching.plain_values import is_plain_value
 from hf_cpu_accel.patching.restore import SIZES, Journal, SwappedModule
 
 # What a class may define anew: replacements have their own, or call the host's.
@@ -102,7 +102,7 @@ def _present_as(replacement: Replacement, original: nn.Module) -> None:
 
 def _plain_attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
     for name, value in vars(module).items():
-        if name != "training" and not name.startswith("_") and is_plain(value):
+        if name != "training" and not name.startswith("_") and is_plain_value(value):
             yield name, value
 
 
@@ -112,9 +112,9 @@ def _hosts(replacement: nn.Module, original: nn.Module) -> Iterator[type[nn.Modu
     They change nothing of how a module is stored, moved or asked for attributes, and their forward reads nothing that the
     replacement does not have, as that of a linear does which holds quantized tensors.
     """
-    if is_ours(type(original)):
+    if is_package_class(type(original)):
         return
-    others = (name for name, value in vars(original).items() if not is_plain(value))
+    others = (name for name, value in vars(original).items() if not is_plain_value(value))
     held = {*original._parameters, *original._buffers, *original._modules, *others}
     missing = {name for name in held if not hasattr(replacement, name)}
     for cls in parametrize.type_before_parametrizations(original).__mro__:

@@ -23,7 +23,7 @@ from hf_cpu_accel.rewrite.registry import STAGES
 from hf_cpu_accel.runtime.memory import trim_heap
 
 
-def apply(
+def apply_stages(
     root: nn.Module,
     plan: Plan,
     *,

@@ -63,7 +63,7 @@ class AttentionRule:
     def match(self, module: nn.Module, path: str, context: Context) -> Match | None:
         if not dispatches(module):
             return None
-        return Match(module, path, _refusal(module, path, context))
+        return Match(module, path, _unsupported_reason(module, path, context))
 
     def apply(self, match: Match, context: Context) -> Outcome:
         from hf_cpu_accel.rewrite.attention.interface import register
@@ -118,7 +118,7 @@ def _compares(cls: type) -> bool:
     )
 
 
-def _refusal(module: nn.Module, path: str, context: Context) -> str | None:
+def _unsupported_reason(module: nn.Module, path: str, context: Context) -> str | None:
     config = vars(module).get("config")
     implementation = getattr(config, "_attn_implementation", None)
     if context.skipped(path):

@@ -34,7 +34,7 @@ class MultiheadAttentionRule:
     def match(self, module: nn.Module, path: str, context: Context) -> Match | None:
         if type(module) is not nn.MultiheadAttention:
             return None
-        return Match(module, path, _refusal(module, path, context))
+        return Match(module, path, _unsupported_reason(module, path, context))
 
     def apply(self, match: Match, context: Context) -> Outcome:
         module: Any = match.module
@@ -60,7 +60,7 @@ class MultiheadAttentionRule:
         return Outcome((item,), inside)
 
 
-def _refusal(module: nn.MultiheadAttention, path: str, context: Context) -> str | None:
+def _unsupported_reason(module: nn.MultiheadAttention, path: str, context: Context) -> str | None:
     reason = refusal_to_swap(module, path, context)
     if reason is not None:
         return reason

@@ -149,7 +149,7 @@ class ProcessorAttentionRule:
     def match(self, module: nn.Module, path: str, context: Context) -> Match | None:
         if "diffusers" not in sys.modules or not _has_processor(module):
             return None
-        return Match(module, path, _refusal(module, path, context))
+        return Match(module, path, _unsupported_reason(module, path, context))
 
     def apply(self, match: Match, context: Context) -> Outcome:
         reason = match.found or (_verify(match.module) if context.config.verify else None)
@@ -170,7 +170,7 @@ def _has_processor(module: nn.Module) -> bool:
     return code is not None and "processor" in code.co_names and callable(getattr(module, "processor", None))
 
 
-def _refusal(module: nn.Module, path: str, context: Context) -> str | None:
+def _unsupported_reason(module: nn.Module, path: str, context: Context) -> str | None:
     if context.skipped(path):
         return "skip_modules"
     if not has_place(module):

@@ -126,10 +126,10 @@ class FusedSlidingWindowAttention(FusedModuleMixin):
 
 def fuse_sliding_windows(context: Context) -> list[PlanItem]:
     """Fuse all attention of this kind in the model. To be called when the linears are packed."""
-    return fuse_each(context, STRUCTURE, _looked_at, lambda fused, path: ("attention", "float32"))
+    return fuse_each(context, STRUCTURE, _match_sliding_window, lambda fused, path: ("attention", "float32"))
 
 
-def _looked_at(
+def _match_sliding_window(
     module: nn.Module, path: str, context: Context
 ) -> FusedSlidingWindowAttention | Refusal | None:
     """None if it is something else."""

@@ -18,7 +18,7 @@ from hf_cpu_accel.packing.second_order import DAMPING, InputMoments, pack_rounde
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.calibration.walk import Compute, walk
 from hf_cpu_accel.rewrite.core.calibration import Example, call, fitting
-from hf_cpu_accel.rewrite.core.context import Context, refusal
+from hf_cpu_accel.rewrite.core.context import Context, linear_refusal
 from hf_cpu_accel.rewrite.linear.transposed import as_linear
 from hf_cpu_accel.tolerance import PACKED
 
@@ -118,7 +118,7 @@ class _Rounding:
 def _target(path: str, module: nn.Module, context: Context) -> nn.Linear | None:
     """`module` as a linear, if that is to be packed in four bits."""
     linear = module if isinstance(module, nn.Linear) else as_linear(module)
-    if linear is None or refusal(linear, path, context) is not None:
+    if linear is None or linear_refusal(linear, path, context) is not None:
         return None
     return linear if context.weight_dtype(path, [linear]) == "int4" else None
 

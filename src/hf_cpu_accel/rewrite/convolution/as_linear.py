@@ -15,7 +15,12 @@ from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.convolution.deferred import DeferringConvolution, OwnWeight
 from hf_cpu_accel.rewrite.convolution.epilogue import NORMALIZED, PLAIN, Epilogue
 from hf_cpu_accel.rewrite.convolution.folded_norm import norm_item, swap_norm, waits
-from hf_cpu_accel.rewrite.convolution.geometry import Convolution, is_convolution, joins_chain, padding_of
+from hf_cpu_accel.rewrite.convolution.geometry import (
+    Convolution,
+    is_convolution,
+    joins_chain,
+    symmetric_padding,
+)
 from hf_cpu_accel.rewrite.convolution.sound import follows_sound, gives_sound, is_of_sound, rows_of_channels
 from hf_cpu_accel.rewrite.core.context import MIN_OUT_FEATURES, WEIGHT_DTYPES, Context
 from hf_cpu_accel.rewrite.core.norm_fold import Fold
@@ -72,7 +77,7 @@ class LinearConvolution(DeferringConvolution, PackedLinear):
         self.kernel_size, self.stride = original.kernel_size, original.stride
         self.dilation, self.groups = original.dilation, original.groups
         self.padding_mode = original.padding_mode
-        padding = padding_of(original)
+        padding = symmetric_padding(original)
         assert padding is not None
         self.padding = padding
         self._sums_taps = gives_sound(original) and original.stride == (1,) and packed.dtype == "float32"
@@ -265,7 +270,7 @@ class ConvolutionLinearRule:
 def _cuts_patches(module: nn.Module) -> bool:
     assert isinstance(module, nn.Conv2d | nn.Conv3d)
     cuts = _is_pointwise(module) or (module.kernel_size == module.stride and _is_dense(module))
-    return cuts and padding_of(module) == (0,) * len(module.kernel_size)
+    return cuts and symmetric_padding(module) == (0,) * len(module.kernel_size)
 
 
 def _is_pointwise(module: nn.Module) -> bool:
@@ -278,7 +283,7 @@ def _is_over_time(module: nn.Conv1d) -> bool:
     # With few channels there is little to multiply, and what stands around it wants them first; but the sound itself has one, and
     # oneDNN takes ten times as long to read it. What gives sound reads channels as those before it leave them.
     enough = module.in_channels >= MIN_OUT_FEATURES or is_of_sound(module)
-    return enough and padding_of(module) is not None and _is_dense(module)
+    return enough and symmetric_padding(module) is not None and _is_dense(module)
 
 
 def _gains_over_time(dtype: str) -> bool:

@@ -108,7 +108,7 @@ class FusedConvolutionBlock(FusedModuleMixin):
 
 def fuse_convolution_blocks(context: Context) -> list[PlanItem]:
     """Fuse every block of the model. To be called when linears and convolutions are packed."""
-    return fuse_each(context, STRUCTURE, _looked_at, lambda fused, _: ("ffn", _down(fused).packed_dtype))
+    return fuse_each(context, STRUCTURE, _match_block, lambda fused, _: ("ffn", _down(fused).packed_dtype))
 
 
 def _down(fused: FusedConvolutionBlock) -> PackedLinear:
@@ -117,7 +117,7 @@ def _down(fused: FusedConvolutionBlock) -> PackedLinear:
     return down
 
 
-def _looked_at(layer: nn.Module, path: str, context: Context) -> FusedConvolutionBlock | Refusal | None:
+def _match_block(layer: nn.Module, path: str, context: Context) -> FusedConvolutionBlock | Refusal | None:
     """The block with the fused forward, if that does what the block does; None if it holds something else."""
     block = _guess(layer)
     if block is None:

@@ -31,7 +31,7 @@ from hf_cpu_accel.providers.convolution import (
 from hf_cpu_accel.rewrite.convolution.deferred import DeferringConvolution
 from hf_cpu_accel.rewrite.convolution.epilogue import PLAIN, Epilogue
 from hf_cpu_accel.rewrite.convolution.folded_norm import waits
-from hf_cpu_accel.rewrite.convolution.geometry import is_convolution, padding_of
+from hf_cpu_accel.rewrite.convolution.geometry import is_convolution, symmetric_padding
 from hf_cpu_accel.rewrite.convolution.layer import put_alone
 from hf_cpu_accel.rewrite.convolution.sound import is_repeated
 from hf_cpu_accel.rewrite.core.context import (
@@ -64,7 +64,7 @@ class ConvolutionOverTime(DeferringConvolution, PackedModule):
 
     def __init__(self, original: nn.Conv1d, dtype: str) -> None:
         super().__init__(original)
-        padding = padding_of(original)
+        padding = symmetric_padding(original)
         assert padding is not None
         self.in_channels, self.out_channels = original.in_channels, original.out_channels
         self.kernel_size, self.stride = original.kernel_size, original.stride
@@ -180,7 +180,9 @@ class ConvolutionOverTimeRule:
     def match(self, module: nn.Module, path: str, context: Context) -> Match | None:
         if not is_convolution(module, nn.Conv1d) or module.kernel_size == (1,):
             return None
-        usual = module.groups == 1 and module.padding_mode == "zeros" and padding_of(module) is not None
+        usual = (
+            module.groups == 1 and module.padding_mode == "zeros" and symmetric_padding(module) is not None
+        )
         enough = min(module.in_channels, module.out_channels) >= MIN_OUT_FEATURES
         if not (usual and enough and module.weight.dtype in WEIGHT_DTYPES):
             return None

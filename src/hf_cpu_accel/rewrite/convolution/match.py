@@ -24,7 +24,12 @@ from hf_cpu_accel.providers.convolution import (
 from hf_cpu_accel.rewrite.convolution.deferred import OwnWeight
 from hf_cpu_accel.rewrite.convolution.epilogue import Epilogue
 from hf_cpu_accel.rewrite.convolution.geometry import is_convolution
-from hf_cpu_accel.rewrite.convolution.layer import STRUCTURE, PackedConvolution, put_in_place, refusal
+from hf_cpu_accel.rewrite.convolution.layer import (
+    STRUCTURE,
+    PackedConvolution,
+    convolution_refusal,
+    put_in_place,
+)
 from hf_cpu_accel.rewrite.core.context import Context
 from hf_cpu_accel.rewrite.core.norm_fold import Fold
 from hf_cpu_accel.rewrite.core.packed_source import taken
@@ -139,7 +144,7 @@ class ConvolutionRule:
     def match(self, module: nn.Module, path: str, context: Context) -> Match | None:
         if not is_convolution(module, nn.Conv2d):
             return None
-        reason = refusal(module, path, context)
+        reason = convolution_refusal(module, path, context)
         if reason is None and all(size == 1 for size in module.kernel_size):
             # Which layout oneDNN wants for these depends on the size of the image, and the wrong one is turned in every call.
             reason = "a kernel of one pixel is a plain matrix product: packing gains nothing"

@@ -61,10 +61,10 @@ class FusedSnake(FusedModuleMixin):
     _form: Form
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        output = self._fused(args[0]) if len(args) == 1 and not kwargs and not is_tracing() else None
+        output = self._run_fused(args[0]) if len(args) == 1 and not kwargs and not is_tracing() else None
         return self._original_class.forward(self, *args, **kwargs) if output is None else output
 
-    def _fused(self, sound: Tensor) -> Tensor | None:
+    def _run_fused(self, sound: Tensor) -> Tensor | None:
         check_inference(self, sound)
         sound = ordinary(sound)
         if sound.dtype not in WEIGHT_DTYPES or sound.dim() != 3 or self._promotes(sound):

@@ -233,7 +233,7 @@ def refusal_to_swap(module: nn.Module, path: str, context: Context) -> str | Non
     return context.kept_for_adapters.get(id(module)) or (None if is_plain(module) else NOT_PLAIN)
 
 
-def refusal(linear: nn.Module, path: str, context: Context) -> str | None:
+def linear_refusal(linear: nn.Module, path: str, context: Context) -> str | None:
     """Why this linear is not packed, or None if it can be."""
     if not isinstance(linear, nn.Linear) or not (type(linear) is nn.Linear or _overrides_alike(linear)):
         return f"{type(linear).__name__} is not a plain nn.Linear"

@@ -24,7 +24,7 @@ from hf_cpu_accel.providers.layer import native_everywhere
 from hf_cpu_accel.rewrite.attention.paged import in_place
 from hf_cpu_accel.rewrite.core.packed_module import check_inference
 from hf_cpu_accel.rewrite.decoder.caches import cross_layer, start_of, storage_of
-from hf_cpu_accel.rewrite.decoder.cross_attention import EncoderMemory, padding_of
+from hf_cpu_accel.rewrite.decoder.cross_attention import EncoderMemory, key_padding
 from hf_cpu_accel.rewrite.decoder.deferred import Call, DeferredHiddenStates, is_handed_on
 from hf_cpu_accel.rewrite.decoder.experts_parts import MixtureParts
 from hf_cpu_accel.rewrite.decoder.masks import attending, has_padded_queries, tokens_of, understood
@@ -216,7 +216,7 @@ class FusedDecoderLayer(BoundLayer):
         """What the layer looks at in an encoder's output; None if the op cannot."""
         if not isinstance(states, Tensor) or states.dim() != 3 or states.shape[0] != hidden_states.shape[0]:
             return None
-        if mask is not None and (not isinstance(mask, Tensor) or padding_of(mask, len(states)) is None):
+        if mask is not None and (not isinstance(mask, Tensor) or key_padding(mask, len(states)) is None):
             return None
         if cache is not None and cross_layer(cache, self.role.cache_index) is None:
             return None

@@ -37,10 +37,10 @@ def fuse_encoder_layers(context: Context) -> list[PlanItem]:
     def named(fused: FusedEncoderLayer, path: str) -> tuple[str, str]:
         return "encoder_layer", context.dtype_names(path, fused)
 
-    return fuse_each(context, STRUCTURE, _looked_at, named, whole=True, expected=is_layer)
+    return fuse_each(context, STRUCTURE, _match_encoder_layer, named, whole=True, expected=is_layer)
 
 
-def _looked_at(layer: nn.Module, path: str, context: Context) -> FusedEncoderLayer | Refusal | None:
+def _match_encoder_layer(layer: nn.Module, path: str, context: Context) -> FusedEncoderLayer | Refusal | None:
     """The layer with the fused forward, if that does what the layer does; None if there is no attention in it."""
     if not _holds_attention(layer):
         return None
@@ -53,7 +53,7 @@ def _looked_at(layer: nn.Module, path: str, context: Context) -> FusedEncoderLay
     elif disentangled:
         kind, match = partial(fuse, fused_class=FusedDisentangledLayer), match_disentangled
     attempted = partial(kind, skips_padding=False, bf16_intermediates=False)
-    matched = _refusal(layer, _MOST + _OF_POSITIONS * disentangled) or match(layer, attempted)
+    matched = _structure_refusal(layer, _MOST + _OF_POSITIONS * disentangled) or match(layer, attempted)
     if isinstance(matched, Refusal):
         return matched
     fused = kind(layer, *matched, skips_padding=context.config.padding == "skip" and not packed)
@@ -69,7 +69,7 @@ def _holds_attention(module: nn.Module) -> bool:
     return sum(isinstance(child, PackedLinear) for child in module.modules()) >= _FEWEST
 
 
-def _refusal(module: nn.Module, most: int) -> Refusal | None:
+def _structure_refusal(module: nn.Module, most: int) -> Refusal | None:
     """What shows without a call: how it is called, whether it holds up to `most` linears, and who watches or changes what passes
     inside."""
     inside = [child for child in module.modules() if child is not module]

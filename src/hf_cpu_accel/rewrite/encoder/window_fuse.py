@@ -40,14 +40,14 @@ def fuse_window_layers(context: Context) -> list[PlanItem]:
     def named(fused: FusedWindowLayer, path: str) -> tuple[str, str]:
         return "encoder_layer", context.dtype_names(path, fused)
 
-    return fuse_each(context, STRUCTURE, _looked_at, named, expected=is_layer)
+    return fuse_each(context, STRUCTURE, _match_window_layer, named, expected=is_layer)
 
 
-def _looked_at(layer: nn.Module, path: str, context: Context) -> FusedWindowLayer | Refusal | None:
+def _match_window_layer(layer: nn.Module, path: str, context: Context) -> FusedWindowLayer | Refusal | None:
     if not _may_be_layer(layer):
         return None
     reason = refusal_to_fuse(layer, path, context) or (PERMUTED if is_permuted(layer) else None)
-    return _fused(layer) if reason is None else Refusal(reason)
+    return _fuse_window_layer(layer) if reason is None else Refusal(reason)
 
 
 def _may_be_layer(module: nn.Module) -> bool:
@@ -58,7 +58,7 @@ def _may_be_layer(module: nn.Module) -> bool:
     return 4 <= linears <= 6 and norms == 2
 
 
-def _fused(layer: nn.Module) -> FusedWindowLayer | Refusal:
+def _fuse_window_layer(layer: nn.Module) -> FusedWindowLayer | Refusal:
     """The layer with the fused forward, if on small images that does what the layer does.
 
     Raises:

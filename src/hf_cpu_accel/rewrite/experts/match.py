@@ -35,7 +35,7 @@ class ExpertsRule:
     def match(self, module: nn.Module, path: str, context: Context) -> Match | None:
         if isinstance(module, PackedExperts) or not holds_experts(module):
             return None
-        return Match(module, path, _refusal(module, path, context))
+        return Match(module, path, _unsupported_reason(module, path, context))
 
     def apply(self, match: Match, context: Context) -> Outcome:
         module, path, reason = match.module, match.path, match.found
@@ -44,7 +44,7 @@ class ExpertsRule:
         if form is None:
             reason = reason or "it does not match gated or plain experts with a supported activation"
         else:
-            reason = _misfit(module, form, dtype)
+            reason = _unsupported_size(module, form, dtype)
         if form is None or reason is not None:
             return Outcome((PlanItem.left(path, STRUCTURE, reason or ""),), (module,))
         packed = pack_experts(module, form, dtype, context.config.int4_group)
@@ -67,7 +67,7 @@ class ExpertsRule:
         return Outcome((item,), tuple(module.modules()))
 
 
-def _refusal(module: nn.Module, path: str, context: Context) -> str | None:
+def _unsupported_reason(module: nn.Module, path: str, context: Context) -> str | None:
     if context.skipped(path):
         return "skip_modules"
     if not is_plain(module) or not context.slots[id(module)]:
@@ -83,7 +83,7 @@ def _refusal(module: nn.Module, path: str, context: Context) -> str | None:
     return None
 
 
-def _misfit(module: nn.Module, form: ExpertsForm, dtype: str) -> str | None:
+def _unsupported_size(module: nn.Module, form: ExpertsForm, dtype: str) -> str | None:
     """Why the op does not take experts of this size."""
     shape = module.get_parameter(form.down.name).shape
     features = shape[1:]

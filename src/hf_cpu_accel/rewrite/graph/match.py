@@ -86,7 +86,7 @@ def _accelerate(conv: MessagePassing, path: str, context: Context) -> PlanItem:
 
     name = type(conv).__name__
     reduction = read_reduction(conv.aggr_module)
-    refusal = "skip_modules" if context.skipped(path) else _refusal(conv)
+    refusal = "skip_modules" if context.skipped(path) else _unsupported_reason(conv)
     compute = next((compute for cls, compute in FORWARDS.items() if _is_class(conv, cls)), None)
     plain = type(conv).aggregate is MessagePassing.aggregate
     if refusal is None and (reduction is None or not (plain or compute)):
@@ -118,7 +118,7 @@ def _is_class(conv: MessagePassing, cls: type[MessagePassing]) -> bool:
     )
 
 
-def _refusal(conv: MessagePassing) -> str | None:
+def _unsupported_reason(conv: MessagePassing) -> str | None:
     if "propagate" in vars(conv) or "forward" in vars(conv):
         return "its propagate or forward is already replaced"
     cls = type(conv)

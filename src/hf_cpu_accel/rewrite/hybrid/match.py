@@ -45,7 +45,7 @@ def join_recurrent_steps(context: Context) -> list[PlanItem]:
     for path, layer in context.root.named_modules():
         if not isinstance(layer, FusedMixerLayer) or not isinstance(_mixer_of(layer), RecurrentMixer):
             continue
-        parts = attempt(path, _looked_at, layer)
+        parts = attempt(path, _match_recurrent_step, layer)
         if isinstance(parts, RecurrentParts):
             layer._step = RecurrentStep(parts, _hooks_ahead_of_next(context.root, path))
         elif isinstance(parts, Refusal):
@@ -66,7 +66,7 @@ def _hooks_ahead_of_next(root: nn.Module, path: str) -> dict[int, Any] | None:
     return norms[-1]._forward_pre_hooks if norms else None
 
 
-def _looked_at(layer: FusedMixerLayer) -> RecurrentParts | Refusal:
+def _match_recurrent_step(layer: FusedMixerLayer) -> RecurrentParts | Refusal:
     """A refusal where the layer computes its steps alone: the op does not know a part of it, or gives something else."""
     parts = _parts_of(layer)
     if isinstance(parts, Refusal):

@@ -13,7 +13,7 @@ from hf_cpu_accel.packing.linear import PANEL_FEATURES, pack_linear
 from hf_cpu_accel.patching.restore import Packed, free_weight, swap_module
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.core.calibrated import calibrated
-from hf_cpu_accel.rewrite.core.context import Context, refusal
+from hf_cpu_accel.rewrite.core.context import Context, linear_refusal
 from hf_cpu_accel.rewrite.core.grouping import disable_grouping
 from hf_cpu_accel.rewrite.core.packed_module import PackedModule
 from hf_cpu_accel.rewrite.core.packed_source import source, taken
@@ -140,7 +140,7 @@ class MergedProjectionsRule:
             child_path = f"{path}.{name}" if path else name
             if not isinstance(child, nn.Linear) or id(child) in context.handled:
                 continue
-            if refusal(child, child_path, context) is None and not context.is_tied(child.weight):
+            if linear_refusal(child, child_path, context) is None and not context.is_tied(child.weight):
                 together = () if saved is None else saved.together(child.weight)
                 alike = (child.in_features, child.weight.dtype, together, context.own_dtype(child_path))
                 siblings[alike].append((child_path, child))
@@ -170,7 +170,7 @@ class LinearRule:
     def match(self, module: nn.Module, path: str, context: Context) -> Match | None:
         if not isinstance(module, nn.Linear):
             return None
-        return Match(module, path, refusal(module, path, context) or _too_small(module))
+        return Match(module, path, linear_refusal(module, path, context) or _too_small(module))
 
     def apply(self, match: Match, context: Context) -> Outcome:
         if match.found is not None:

@@ -94,7 +94,7 @@ class FusedNestedFFN(FusedModuleMixin):
 
 def fuse_nested_ffns(context: Context) -> list[PlanItem]:
     """Fuse every such network of the model. To be called when linears are packed."""
-    return fuse_each(context, STRUCTURE, _looked_at, _op_and_dtype)
+    return fuse_each(context, STRUCTURE, _match_nested_ffn, _op_and_dtype)
 
 
 def _op_and_dtype(fused: FusedNestedFFN, path: str) -> tuple[str, str]:
@@ -102,7 +102,7 @@ def _op_and_dtype(fused: FusedNestedFFN, path: str) -> tuple[str, str]:
     return "ffn" if fused._ffn.gate_last is None else "gated_ffn", up.packed_dtype
 
 
-def _looked_at(layer: nn.Module, path: str, context: Context) -> FusedNestedFFN | Refusal | None:
+def _match_nested_ffn(layer: nn.Module, path: str, context: Context) -> FusedNestedFFN | Refusal | None:
     """The layer with the fused forward, if that does what the layer does; None if it holds something else."""
     ffn = _guess(layer)
     if not isinstance(ffn, NestedFFN):
@@ -117,16 +117,16 @@ def _looked_at(layer: nn.Module, path: str, context: Context) -> FusedNestedFFN 
         expected = call_foreign(run, shadow.module, input)
         if isinstance(expected, Refusal):
             return expected
-        given = run(_fused(shadow.module, ffn), input)
+        given = run(_build_nested_ffn(shadow.module, ffn), input)
     error, allowed = row_error(given, expected), FFN.of(up.weight_dtype)
     return (
-        _fused(layer, ffn)
+        _build_nested_ffn(layer, ffn)
         if error <= allowed
         else Refusal(f"the fused version differs by {error:.1e} (allowed {allowed:.0e})")
     )
 
 
-def _fused(layer: nn.Module, ffn: NestedFFN) -> FusedNestedFFN:
+def _build_nested_ffn(layer: nn.Module, ffn: NestedFFN) -> FusedNestedFFN:
     fused: FusedNestedFFN = fused_layer(FusedNestedFFN, layer, _ffn=ffn, _route=None)
     return fused
 

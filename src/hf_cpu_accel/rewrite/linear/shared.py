@@ -14,7 +14,7 @@ from hf_cpu_accel.ops.derivatives import wants_derivative
 from hf_cpu_accel.patching.fused_module import FusedModuleMixin, fused_layer
 from hf_cpu_accel.patching.restore import swap_module
 from hf_cpu_accel.plan import PlanItem
-from hf_cpu_accel.rewrite.core.context import Context, refusal, shares_weight
+from hf_cpu_accel.rewrite.core.context import Context, linear_refusal, shares_weight
 from hf_cpu_accel.rewrite.core.rule import Match, Outcome
 from hf_cpu_accel.rewrite.core.verify import disagreement, probe
 
@@ -77,7 +77,7 @@ class SharedLinearRule:
         if not isinstance(module, nn.Linear) or not is_taken(module.weight):
             return None
         reason = shares_weight(module, path, context)
-        if reason is None or refusal(module, path, context) != reason:
+        if reason is None or linear_refusal(module, path, context) != reason:
             return None
         return Match(module, path, fused_layer(SharedLinear, module))
 

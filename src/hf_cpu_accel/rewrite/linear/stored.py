@@ -65,18 +65,18 @@ class StoredLinearsRule:
         items: list[PlanItem] = []
         handled: list[nn.Module] = []
         for members in match.found:
-            kept = [member for member in members if _refusal(member, context) is None]
+            kept = [member for member in members if _unsupported_reason(member, context) is None]
             items.extend(
                 PlanItem.left(member[0], ALONE, reason)
                 for member in members
-                if (reason := _refusal(member, context)) is not None
+                if (reason := _unsupported_reason(member, context)) is not None
             )
             items.extend(_put_in_place(kept, context) if kept else ())
             handled.extend(module for _, module, _ in members)
         return Outcome(tuple(items), tuple(handled))
 
 
-def _refusal(member: Member, context: Context) -> str | None:
+def _unsupported_reason(member: Member, context: Context) -> str | None:
     path, module, weight = member
     if weight.in_features > MAX_INTEGER_FEATURES:
         return f"integer sums over {weight.in_features} input features would overflow"

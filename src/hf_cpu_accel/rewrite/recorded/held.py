@@ -49,7 +49,7 @@ class Held:
         return tensor
 
 
-def is_ours(module: nn.Module) -> bool:
+def is_package_module(module: nn.Module) -> bool:
     return any(cls.__module__.startswith(_PACKAGE) for cls in type(module).__mro__)
 
 

@@ -24,7 +24,7 @@ from hf_cpu_accel.rewrite.recorded.cached_functions import forget_results
 from hf_cpu_accel.rewrite.recorded.call import Call
 from hf_cpu_accel.rewrite.recorded.folded import with_folded
 from hf_cpu_accel.rewrite.recorded.guard import Guard, names_read
-from hf_cpu_accel.rewrite.recorded.held import is_ours
+from hf_cpu_accel.rewrite.recorded.held import is_package_module
 from hf_cpu_accel.rewrite.recorded.kept import Kept
 from hf_cpu_accel.rewrite.recorded.noted import FOREIGN
 from hf_cpu_accel.rewrite.recorded.order import checked_first, writes_over
@@ -90,7 +90,7 @@ def _noted(layer: Any, shadow: Shadow, recorder: Recorder, call: Call) -> Steps:
     """What a call takes, and what it gives."""
     args, kwargs = call.arguments(recorder.inputs)
     given = list(_leaves((args, kwargs)))
-    kept = Kept([m for m in shadow.module.modules() if m is shadow.module or not is_ours(m)])
+    kept = Kept([m for m in shadow.module.modules() if m is shadow.module or not is_package_module(m)])
     try:
         with (
             _random(),

@@ -15,8 +15,8 @@ from hf_cpu_accel.rewrite.core.recordable import RECORDER
 from hf_cpu_accel.rewrite.core.refusal import Refusal, Refused
 from hf_cpu_accel.rewrite.core.shadow_copy import Shadow
 from hf_cpu_accel.rewrite.recorded.aliases import Aliases
-from hf_cpu_accel.rewrite.recorded.answers import FORM, MAY_COPY, SQUEEZES, is_plain
-from hf_cpu_accel.rewrite.recorded.held import address, is_ours, tensors_in, tensors_of
+from hf_cpu_accel.rewrite.recorded.answers import FORM, MAY_COPY, SQUEEZES, holds_constants_only
+from hf_cpu_accel.rewrite.recorded.held import address, is_package_module, tensors_in, tensors_of
 from hf_cpu_accel.rewrite.recorded.noted import Noted
 from hf_cpu_accel.rewrite.recorded.program import Ref, size_of
 from hf_cpu_accel.rewrite.recorded.shared_states import SharedStandIn, is_shared, states_of
@@ -60,7 +60,7 @@ class Recorder(Noted):
     def noting(self) -> Iterator[None]:
         """For the call of the shadow."""
         for module in self.shadow.module.modules():
-            if module is not self.shadow.module and is_ours(module):
+            if module is not self.shadow.module and is_package_module(module):
                 vars(module)["forward"] = self._leaf(module)
         try:
             with within(RECORDER, self.called), AroundFunctions(self._asked):
@@ -189,7 +189,7 @@ class Recorder(Noted):
             return output
         if output is None and not writes and name != "__set__":
             return output
-        if next(tensors_in(output), None) is None and is_plain((args, kwargs)):
+        if next(tensors_in(output), None) is None and holds_constants_only((args, kwargs)):
             return output  # of what is torn down meanwhile, for one
         if name == "__set__" or (output is not None and next(tensors_in(output), None) is None):
             raise Refused(Refusal(f"its control flow depends on tensor values ({name})"))

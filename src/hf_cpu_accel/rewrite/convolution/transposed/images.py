@@ -139,7 +139,7 @@ class TransposedImagesRule:
             or type(module).forward is not nn.ConvTranspose2d.forward
         ):
             return None
-        reason = refusal_to_swap(module, path, context) or _refusal(module)
+        reason = refusal_to_swap(module, path, context) or _unsupported_reason(module)
         dtype = None if reason is not None else _dtype(module, path, context)
         return Match(module, path, (dtype, reason))
 
@@ -155,7 +155,7 @@ class TransposedImagesRule:
         return put_alone(match, packed, item, sizes, context)
 
 
-def _refusal(module: nn.ConvTranspose2d) -> str | None:
+def _unsupported_reason(module: nn.ConvTranspose2d) -> str | None:
     """Why there is no kernel for it, or None if there is one."""
     features, windows = (
         module.out_channels * math.prod(module.stride),
