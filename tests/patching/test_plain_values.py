@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from hf_cpu_accel.patching.inside import Inside
-from hf_cpu_accel.patching.plain_values import is_plain_value, is_same_value, noted
+from hf_cpu_accel.patching.plain_values import is_plain_value, is_same_value, value_reader
 
 PLAIN = [
     None,
@@ -65,7 +65,7 @@ def test_subclasses_of_containers_are_not() -> None:
 
 def test_what_was_noted_is_a_copy() -> None:
     state = {"sizes": [1, [2]], "other": 1}
-    read, values = noted(state, ["sizes"])
+    read, values = value_reader(state, ["sizes"])
     assert read(state) == values
     state["sizes"][1].append(3)  # type: ignore[index]
     assert read(state) != values

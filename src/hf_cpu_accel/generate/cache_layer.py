@@ -67,11 +67,11 @@ class CPUCacheLayer(CacheLayerMixin):
     @property
     def keys(self) -> Tensor | None:  # type: ignore[override]
         """[batch, kv_heads, tokens kept, features], a view unless beams were reordered or the storage has another dtype."""
-        return self._read(self.key_storage, self._first_kept())
+        return self._read(self.key_storage, self._first_needed())
 
     @property
     def values(self) -> Tensor | None:  # type: ignore[override]
-        return self._read(self.value_storage, self._first_kept())
+        return self._read(self.value_storage, self._first_needed())
 
     @property
     def device(self) -> torch.device | None:
@@ -178,7 +178,7 @@ class CPUCacheLayer(CacheLayerMixin):
     def batch_select_indices(self, indices: Tensor) -> None:
         self._replace(lambda states: states[indices])
 
-    def _first_kept(self) -> int:
+    def _first_needed(self) -> int:
         """The first position in the storage that an attention after the present one can still need."""
         return 0
 

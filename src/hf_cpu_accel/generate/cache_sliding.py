@@ -63,7 +63,7 @@ class CPUSlidingCacheLayer(CPUCacheLayer):
         super().reset()
         self._settled = 0
 
-    def _first_kept(self) -> int:
+    def _first_needed(self) -> int:
         return self._first_visible(self._settled if self.record_past else self.length)
 
     def _first_visible(self, past: int) -> int:
@@ -74,7 +74,7 @@ class CPUSlidingCacheLayer(CPUCacheLayer):
 
     def _droppable(self) -> int:
         """How many tokens at the front of the storage will not be asked for any more. Beams share positions, so there all stay."""
-        return 0 if self.beams is not None else self._first_kept()
+        return 0 if self.beams is not None else self._first_needed()
 
     def _make_room(self, new_tokens: int) -> None:
         droppable, enough = self._droppable(), self._enough(new_tokens)

@@ -22,7 +22,7 @@ from transformers.cache_utils import (
 from hf_cpu_accel.generate.cache import CPUCache
 from hf_cpu_accel.generate.cache_layer import CPUCacheLayer, bucket, of_another_model, outside_inference_mode
 
-__all__ = ["Held", "KeyValueStorage", "held_by", "layer_of", "storage_of"]
+__all__ = ["KeyValueStorage", "StoredTokens", "layer_of", "storage_of", "stored_tokens"]
 
 
 class KeyValueStorage(Protocol):
@@ -84,7 +84,7 @@ def storage_of(cache: Any, index: int, repeats: int = 1) -> KeyValueStorage | No
 
 
 @dataclass(frozen=True)
-class Held:
+class StoredTokens:
     """What a fused layer has written: tokens `dropped` to `seen` of each sequence, from the front of the storage on.
 
     Attributes:
@@ -100,18 +100,18 @@ class Held:
     rows: Tensor | None = None
 
 
-def held_by(layer: Any) -> Held | None:
+def stored_tokens(layer: Any) -> StoredTokens | None:
     """What is in the storage behind a layer of a cache; None if fused layers write none there, or other code has since."""
     if isinstance(layer, CPUCacheLayer):
         keys, values, dtype = layer.key_storage, layer.value_storage, layer.dtype
         if keys is None or values is None or dtype is None:
             return None
-        return Held(keys, values, dtype, layer.dropped, layer.dropped + layer.length, layer.rows)
+        return StoredTokens(keys, values, dtype, layer.dropped, layer.dropped + layer.length, layer.rows)
     room = _rooms.get(layer) if type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) else None
     if room is None or room.keys is not layer.keys or room.values is not layer.values:
         return None
     seen = int(layer.get_seq_length())
-    return Held(room.key_storage, room.value_storage, room.keys.dtype, seen - room.end, seen)
+    return StoredTokens(room.key_storage, room.value_storage, room.keys.dtype, seen - room.end, seen)
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,7 @@ def has_foreign_hook(hooks: dict[int, Any]) -> bool:
     return any(getattr(hook, "__module__", None) not in _KNOWN for hook in hooks.values())
 
 
-def own_forward(module: nn.Module) -> Any:
+def instance_forward(module: nn.Module) -> Any:
     """The forward that was set on `module` itself and is not its class's; None if there is none.
 
     Hooks of diffusers that are taken off leave the class's behind as an attribute. What TorchScript has compiled counts as its own.
@@ -128,4 +128,4 @@ def is_plain(module: nn.Module, *, may_collect: bool = False) -> bool:
     watched = any(map(has_foreign_hook, hooks)) if may_collect else any(hooks)
     if watched or parametrize.is_parametrized(module):
         return False
-    return own_forward(module) is None and module._compiled_call_impl is None
+    return instance_forward(module) is None and module._compiled_call_impl is None

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import nn
 
-from hf_cpu_accel.patching.hooks import HOOKS_OF_DIFFUSERS, own_forward
+from hf_cpu_accel.patching.hooks import HOOKS_OF_DIFFUSERS, instance_forward
 from hf_cpu_accel.patching.override import Override
 from hf_cpu_accel.patching.restore import Journal
 
@@ -66,7 +66,7 @@ def _place(module: nn.Module) -> tuple[Any, str] | None:
     """What holds the forward of the class, under which name."""
     chain = _chain(module)
     if not chain:
-        return (module, "forward") if _is_the_class_s(own_forward(module), module) else None
+        return (module, "forward") if _is_the_class_s(instance_forward(module), module) else None
     # A hook that calls the forward itself has it as the original one, but as the other one where an inner hook was taken off.
     for name in ("forward", "original_forward"):
         held = getattr(chain[0], name)

@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from hf_cpu_accel.patching.class_code import names_in, names_written
-from hf_cpu_accel.patching.hooks import has_global_hooks, own_forward
+from hf_cpu_accel.patching.hooks import has_global_hooks, instance_forward
 from hf_cpu_accel.patching.modes import asks_for_mode
-from hf_cpu_accel.patching.plain_values import is_plain_value, noted
+from hf_cpu_accel.patching.plain_values import is_plain_value, value_reader
 from hf_cpu_accel.runtime.tracing import constant_while_traced
 
 # What each module has, which is looked at by itself or counts for nothing, and a forward that was set on one before it was fused.
@@ -38,7 +38,7 @@ class Inside:
 
     def __init__(self, root: nn.Module, *, by_attributes: bool = True, followed: Sequence[str] = ()) -> None:
         modules = list(root.modules())
-        self._modules = [module for module in modules[1:] if own_forward(module) is None]
+        self._modules = [module for module in modules[1:] if instance_forward(module) is None]
         self._children = [module._modules for module in modules if module._modules]
         self._fused_children = [dict(children) for children in self._children]
         plain = [module for module in modules if not isinstance(module, torch.jit.ScriptModule)]
@@ -51,7 +51,7 @@ class Inside:
         ]
         self._told = [module for module, _ in named]
         self._known = [(module, frozenset(vars(module)) | written) for module in told]
-        values = [noted(vars(module), names) for module, names in named]
+        values = [value_reader(vars(module), names) for module, names in named]
         self._readers, self._values = [read for read, _ in values], [value for _, value in values]
         self._find_states()
 
@@ -64,7 +64,7 @@ class Inside:
             return True
         # Hooks of diffusers that were taken off leave the class's own there.
         is_set = any(map(contains, self._states, repeat("forward")))
-        if is_set and any(own_forward(module) is not None for module in self._modules):
+        if is_set and any(instance_forward(module) is not None for module in self._modules):
             return True
         try:
             return [read(state) for read, state in self._told_by] != self._values

@@ -28,7 +28,7 @@ def is_plain_value(value: Any) -> bool:
     return type(value) in _SEQUENCES and len(value) <= _MOST_VALUES and all(map(is_plain_value, value))
 
 
-def noted(state: dict[str, Any], names: Iterable[str]) -> tuple[Callable[[Any], Any], Any]:
+def value_reader(state: dict[str, Any], names: Iterable[str]) -> tuple[Callable[[Any], Any], Any]:
     """What reads the plain values under these names, of which there is one at least, and what it gives for `state` now.
 
     That is compared by `==` with what it gives later. It raises KeyError where one of the names is gone.

@@ -14,11 +14,11 @@ from hf_cpu_accel.patching.originals import OriginalsStore, make_store
 from hf_cpu_accel.patching.own_rescaling import rescale_now
 from hf_cpu_accel.patching.restore import Journal
 from hf_cpu_accel.plan import Plan
-from hf_cpu_accel.rewrite.core.calibrated import taking_calibrated
+from hf_cpu_accel.rewrite.core.calibrated import use_calibrated_weights
 from hf_cpu_accel.rewrite.core.calibration import Example
 from hf_cpu_accel.rewrite.core.context import Context
 from hf_cpu_accel.rewrite.core.packed_module import PackedModule, around_packed, loading_refused
-from hf_cpu_accel.rewrite.core.packed_source import PackedSource, taking_from
+from hf_cpu_accel.rewrite.core.packed_source import PackedSource, use_source
 from hf_cpu_accel.rewrite.registry import STAGES
 from hf_cpu_accel.runtime.memory import trim_heap
 
@@ -62,12 +62,12 @@ def apply_stages(
         setattr(root, ATTRIBUTE, Acceleration(plan, journal, name, is_whole=False))
         if not trains:
             rescale_now(root, journal)
-        with taking_from(source), taking_calibrated(context.calibrated):
+        with use_source(source), use_calibrated_weights(context.calibrated):
             for stage in STAGES:
                 if stage.trains or not trains:
                     context.items.extend(stage.apply(context))
         if source is not None and source.left:
-            raise ValueError(_not_taken(source))
+            raise ValueError(_unused_weights(source))
         plan = plan.with_items(tuple(context.items)).with_notes(context.notes)
         if not trains:
             added.hooks = [
@@ -92,7 +92,7 @@ def belongs_to_accelerated(root: nn.Module) -> bool:
     return any(isinstance(module, PackedModule) for module in root.modules())
 
 
-def _not_taken(source: PackedSource) -> str:
+def _unused_weights(source: PackedSource) -> str:
     names = [name for weight in source.left for name in weight.parameters]
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return (

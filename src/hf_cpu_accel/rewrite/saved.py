@@ -73,7 +73,7 @@ def plain_tensors(
     """
     tensors: dict[str, Tensor] = {}
     for path, module in root.named_modules(remove_duplicate=False):
-        for name, tensor in _held(module):
+        for name, tensor in _persistent_tensors(module):
             whole = _join(path, name)
             if tensor is not None and whole not in packed:
                 tensors[whole] = in_floats(module, whole, tensor, with_stored=with_stored)
@@ -176,7 +176,7 @@ def _of_convolution(module: PackedModule, path: str) -> SavedWeight:
     return SavedWeight(module.rule, (path,), packed, lost)
 
 
-def _held(module: nn.Module) -> Iterator[tuple[str, Tensor | None]]:
+def _persistent_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor | None]]:
     yield from module._parameters.items()
     for name, buffer in module._buffers.items():
         if name not in module._non_persistent_buffers_set:

@@ -16,7 +16,7 @@ from transformers.cache_utils import (
 )
 
 from hf_cpu_accel.generate.cache_cross import CPUCrossCacheLayer
-from hf_cpu_accel.generate.host_layers import Held, KeyValueStorage, held_by, storage_of
+from hf_cpu_accel.generate.host_layers import KeyValueStorage, StoredTokens, storage_of, stored_tokens
 from hf_cpu_accel.ops.kv_cache import features_of
 
 _CONCATENATED = (DynamicLayer, DynamicSlidingWindowLayer, LinearAttentionAndFullAttentionLayer)
@@ -50,10 +50,10 @@ class CachedLayers:
         self._cache: Any = cache.self_attention_cache if has_parts else cache
         self._encoders: Any = getattr(cache.cross_attention_cache, "layers", ()) if has_parts else ()
 
-    def held(self) -> dict[int, Held]:
+    def held(self) -> dict[int, StoredTokens]:
         """By index, what fused layers have written."""
         layers = enumerate(getattr(self._cache, "layers", ()))
-        return {index: held for index, layer in layers if (held := held_by(layer)) is not None}
+        return {index: held for index, layer in layers if (held := stored_tokens(layer)) is not None}
 
     def concatenated(self) -> dict[int, Concatenated]:
         """By index, what other layers hold."""
@@ -61,7 +61,7 @@ class CachedLayers:
         return {
             index: self.concatenated_at(index)
             for index, layer in layers
-            if type(layer) in _CONCATENATED and layer.is_initialized and held_by(layer) is None
+            if type(layer) in _CONCATENATED and layer.is_initialized and stored_tokens(layer) is None
         }
 
     def concatenated_at(self, index: int) -> Concatenated:
@@ -93,7 +93,7 @@ class CachedLayers:
         if type(layer) is DynamicSlidingWindowLayer:
             layer.cumulative_length += 1
 
-    def layer(self, index: int, held: Held) -> Layer:
+    def layer(self, index: int, held: StoredTokens) -> Layer:
         """The one that holds that."""
         keys, repeats = held.key_storage, getattr(self._cache.layers[index], "repeats", 1)
         sizes = (keys.shape[0], keys.shape[1], features_of(keys), features_of(held.value_storage))

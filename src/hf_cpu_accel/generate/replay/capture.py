@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from hf_cpu_accel.generate.host_layers import Held
+from hf_cpu_accel.generate.host_layers import StoredTokens
 from hf_cpu_accel.generate.replay.cached_layers import CachedLayers, Concatenated
 from hf_cpu_accel.generate.replay.sources import CannotReplay, Name, Past
 from hf_cpu_accel.lazy.lazy_tensor import LazyTensor, ordinary_arguments
@@ -65,7 +65,7 @@ class Capture:
     ops: list[Op] = field(default_factory=list)
     names: dict[int, Name] = field(default_factory=dict)
     sizes: dict[str, torch.Size] = field(default_factory=dict)
-    written: dict[int, Held] = field(default_factory=dict)
+    written: dict[int, StoredTokens] = field(default_factory=dict)
     put: dict[int, tuple[Name, Name]] = field(default_factory=dict)
     seen: set[int] = field(default_factory=set)
     logits: Any = None
@@ -138,7 +138,10 @@ def capture(
 
 
 def _name(
-    captured: Capture, inputs: Mapping[str, Any], held: dict[int, Held], joined: dict[int, Concatenated]
+    captured: Capture,
+    inputs: Mapping[str, Any],
+    held: dict[int, StoredTokens],
+    joined: dict[int, Concatenated],
 ) -> None:
     names = captured.names
     for name, value in inputs.items():
@@ -160,7 +163,7 @@ def _name(
                 names.setdefault(id(leaf), ("output", number, place))
 
 
-def _find_written(captured: Capture, before: dict[int, Held], held: dict[int, Held]) -> None:
+def _find_written(captured: Capture, before: dict[int, StoredTokens], held: dict[int, StoredTokens]) -> None:
     """Which layers got the token; how many they held becomes `Past` where fused layers are told of it.
 
     Raises:

@@ -148,7 +148,7 @@ class Program:
         Raises:
             RuntimeError, ValueError, IndexError: an op failed, after states were written that cannot be taken back.
         """
-        given = self._given(inputs, step)
+        given = self._step_inputs(inputs, step)
         if given is None:
             return None
         known, stores = given
@@ -168,7 +168,7 @@ class Program:
         logits: Tensor = known[self._logits]
         return logits
 
-    def _given(
+    def _step_inputs(
         self, inputs: Mapping[str, Any], step: int
     ) -> tuple[dict[Name, Any], list[KeyValueStorage]] | None:
         """What a step begins with, by name, and where it writes the token's keys and values; None if that is not as foreseen."""

@@ -19,7 +19,7 @@ from hf_cpu_accel.patching.hooks import (
     forward_hooks,
     has_foreign_hook,
     has_global_hooks,
-    own_forward,
+    instance_forward,
 )
 
 _CAPTURES = 3  # of which two are to foretell the third
@@ -157,7 +157,7 @@ def _can_be_captured(model: nn.Module, tokens: int | None) -> bool:
 def _is_compiled(module: nn.Module) -> bool:
     """Whether the user had torch compile it, which is not to be traced anew below a mode."""
     return module._compiled_call_impl is not None or hasattr(
-        own_forward(module), "_torchdynamo_orig_callable"
+        instance_forward(module), "_torchdynamo_orig_callable"
     )
 
 

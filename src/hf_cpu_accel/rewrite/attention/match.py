@@ -71,7 +71,7 @@ class AttentionRule:
         config = vars(match.module).get("config")
         if config is not None and getattr(config, "_attn_implementation", None) == NATIVE_ATTENTION:
             return Outcome((_item(match.path),), ())
-        reason = match.found or (_verify(match.module) if context.config.verify else None)
+        reason = match.data or (_verify(match.module) if context.config.verify else None)
         if reason is not None:
             return Outcome((PlanItem.left(match.path, STRUCTURE, reason),), ())
         register()

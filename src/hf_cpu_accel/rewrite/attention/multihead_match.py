@@ -38,7 +38,7 @@ class MultiheadAttentionRule:
 
     def apply(self, match: Match, context: Context) -> Outcome:
         module: Any = match.module
-        path, reason = match.path, match.found
+        path, reason = match.path, match.data
         inside = tuple(module.modules())
         if reason is not None:
             return Outcome((PlanItem.left(path, STRUCTURE, reason),), inside)

@@ -59,12 +59,12 @@ class OurAttention(AroundFunctions):
 
 
 def _answer(config: AttentionConfig, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    if func is functional.scaled_dot_product_attention and not _others_are_asked():
+    if func is functional.scaled_dot_product_attention and not _has_other_modes():
         return dot_product_attention(*args, **kwargs, config=config)
     return func(*args, **kwargs)
 
 
-def _others_are_asked() -> bool:
+def _has_other_modes() -> bool:
     """Whether modes of other libraries are on around ours, such as that of guidance which skips attention scores.
 
     torch asks the inner mode first, which is ours. A default device is a mode, too, and has no answer of its own.
@@ -152,7 +152,7 @@ class ProcessorAttentionRule:
         return Match(module, path, _unsupported_reason(module, path, context))
 
     def apply(self, match: Match, context: Context) -> Outcome:
-        reason = match.found or (_verify(match.module) if context.config.verify else None)
+        reason = match.data or (_verify(match.module) if context.config.verify else None)
         if reason is not None:
             return Outcome((PlanItem.left(match.path, STRUCTURE, reason),), ())
         rounded = context.dtypes_in(match.path, match.module) <= set(_ROUNDED)

@@ -73,7 +73,7 @@ class FusedSlidingWindowAttention(FusedModuleMixin):
     one_sided_attn_window_size: int
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        given = self._taken(args, kwargs)
+        given = self._supported_arguments(args, kwargs)
         if given is None:
             return self._original_class.forward(self, *args, **kwargs)
         states, *masks, has_global = given
@@ -81,9 +81,9 @@ class FusedSlidingWindowAttention(FusedModuleMixin):
         return (self._attended(states, *masks, has_global=has_global),)
 
     def reference_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reference | None:
-        return Reference(args, kwargs) if self._taken(args, kwargs) is not None else None
+        return Reference(args, kwargs) if self._supported_arguments(args, kwargs) is not None else None
 
-    def _taken(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any] | None:
+    def _supported_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any] | None:
         """The arguments in order; None for a call that is not fused."""
         named = dict(zip((*_ARGUMENTS, _WEIGHTS), args, strict=False)) | kwargs
         if self.is_watched or torch.compiler.is_compiling() or torch.jit.is_tracing():

@@ -25,7 +25,7 @@ from hf_cpu_accel.rewrite.convolution.sound import follows_sound, gives_sound, i
 from hf_cpu_accel.rewrite.core.context import MIN_OUT_FEATURES, WEIGHT_DTYPES, Context
 from hf_cpu_accel.rewrite.core.norm_fold import Fold
 from hf_cpu_accel.rewrite.core.packed_module import check_inference
-from hf_cpu_accel.rewrite.core.packed_source import taken, was_packed
+from hf_cpu_accel.rewrite.core.packed_source import saved_weight, was_packed
 from hf_cpu_accel.rewrite.core.rule import Match, Outcome
 from hf_cpu_accel.rewrite.core.verify import disagreement
 from hf_cpu_accel.rewrite.linear.layer import PackedLinear
@@ -59,7 +59,7 @@ class LinearConvolution(DeferringConvolution, PackedLinear):
     ) -> None:
         weight, bias = original.weight.detach(), original._parameters["bias"]
         rows = weight.flatten(1) if weight.dim() > 3 else weight.transpose(1, 2).flatten(1)
-        saved = taken(weight)
+        saved = saved_weight(weight)
         if saved is None:
             folded, lost = (rows, None) if fold is None else (fold.weight(rows), fold.lost(rows))
             packed = pack_linear(folded, dtype, int4_group=int4_group)
@@ -256,11 +256,11 @@ class ConvolutionLinearRule:
                 theirs = (module(input) if after is None else after.norm(module(input))).movedim(1, -1)
             reason = disagreement(ours, theirs, dtype, module.weight.dtype)
             if reason is not None:
-                return Outcome((PlanItem.left(match.path, match.found, reason),), (module,))
+                return Outcome((PlanItem.left(match.path, match.data, reason),), (module,))
         fused.waits = waits(module, context)
         swap_module(context.journal, context.slots[id(module)], fused)
         release(module, fused, context)
-        item = packed_item(match.path, match.found, "linear", fused)
+        item = packed_item(match.path, match.data, "linear", fused)
         if after is None:
             return Outcome((item,), (module,))
         swap_norm(after, context)
@@ -297,7 +297,7 @@ def _is_dense(module: Convolution) -> bool:
 
 def _weight_dtype(module: Convolution, match: Match, context: Context) -> str:
     """As that of a linear; but patches of the image itself, and those that are cut once, are not rounded to integers."""
-    if match.found == OVER_TIME and module.in_channels >= MIN_OUT_FEATURES and not gives_sound(module):
+    if match.data == OVER_TIME and module.in_channels >= MIN_OUT_FEATURES and not gives_sound(module):
         return context.dtype_at(match.path)
     alike = nn.Linear(module.weight[0].numel(), MIN_OUT_FEATURES, device="meta")
     dtype = context.weight_dtype(match.path, [alike])

@@ -19,7 +19,7 @@ from torch.func import functional_call
 from hf_cpu_accel.lazy.lazy_tensor import ordinary
 from hf_cpu_accel.packing.linear import QUANTIZED
 from hf_cpu_accel.patching.fused_module import FusedModuleMixin, Reference, fused_layer
-from hf_cpu_accel.patching.hooks import own_forward
+from hf_cpu_accel.patching.hooks import instance_forward
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.providers.route import Route
 from hf_cpu_accel.rewrite.core.activations import identify
@@ -123,7 +123,7 @@ def _match_block(layer: nn.Module, path: str, context: Context) -> FusedConvolut
     if block is None:
         return None
     reason = refusal_to_swap(layer, path, context)
-    if reason is None and any(own_forward(part) is not None for part in layer.modules()):
+    if reason is None and any(instance_forward(part) is not None for part in layer.modules()):
         reason = "a module in it has a replaced forward"
     if reason is not None:
         return Refusal(reason)

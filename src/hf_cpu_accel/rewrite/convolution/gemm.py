@@ -29,7 +29,7 @@ from hf_cpu_accel.rewrite.convolution.geometry import is_convolution, symmetric_
 from hf_cpu_accel.rewrite.convolution.layer import PackedConvolution, convolution_refusal, put_in_place
 from hf_cpu_accel.rewrite.core.context import MAX_INTEGER_FEATURES, Context
 from hf_cpu_accel.rewrite.core.norm_fold import Fold
-from hf_cpu_accel.rewrite.core.packed_source import source_of, taken
+from hf_cpu_accel.rewrite.core.packed_source import saved_weight, source_of
 from hf_cpu_accel.rewrite.core.rule import Match, Outcome
 from hf_cpu_accel.runtime import hardware
 
@@ -53,7 +53,7 @@ class GemmConvolution(PackedConvolution):
         folded = None if scaled else fold
         tiled = _takes_tiles(original, dtype)
         self.is_exact = folded is None and not tiled
-        saved = taken(weight)
+        saved = saved_weight(weight)
         if saved is not None:
             self._lost, self.packed = saved.lost, saved.packed
         else:
@@ -134,7 +134,7 @@ class GemmConvolutionRule:
     def apply(self, match: Match, context: Context) -> Outcome:
         module = match.module
         assert isinstance(module, nn.Conv2d)
-        packed = GemmConvolution(module, match.found, context.fold_after(module))
+        packed = GemmConvolution(module, match.data, context.fold_after(module))
         return put_in_place(match, packed, "conv2d", "ours", context)
 
 

@@ -98,7 +98,7 @@ class GroupedConvolutionRule:
         return Match(module, path, "int8" if dtype == "int4" else dtype)
 
     def apply(self, match: Match, context: Context) -> Outcome:
-        module, dtype = match.module, match.found
+        module, dtype = match.module, match.data
         assert isinstance(module, nn.Conv1d)
         rows = module.weight.detach().transpose(1, 2).flatten(1).chunk(module.groups)
         packed = [pack_linear(group, dtype) for group in rows]

@@ -42,7 +42,7 @@ from hf_cpu_accel.rewrite.core.context import (
     refusal_to_swap,
 )
 from hf_cpu_accel.rewrite.core.packed_module import PackedModule, check_inference
-from hf_cpu_accel.rewrite.core.packed_source import source_of, taken
+from hf_cpu_accel.rewrite.core.packed_source import saved_weight, source_of
 from hf_cpu_accel.rewrite.core.rule import Match, Outcome
 from hf_cpu_accel.runtime import hardware
 
@@ -71,7 +71,7 @@ class ConvolutionOverTime(DeferringConvolution, PackedModule):
         self.padding, self.dilation = padding, original.dilation
         self.groups, self.padding_mode = original.groups, original.padding_mode
         weight = original.weight.detach()[:, :, None]
-        saved = taken(original.weight.detach())
+        saved = saved_weight(original.weight.detach())
         if _is_by_library(original, dtype):
             plain = weight.float() if saved is None else saved.packed.data
             self.packed = prepack(plain, self._geometry)
@@ -192,7 +192,7 @@ class ConvolutionOverTimeRule:
         return Match(module, path, dtype)
 
     def apply(self, match: Match, context: Context) -> Outcome:
-        module, dtype = match.module, match.found
+        module, dtype = match.module, match.data
         assert isinstance(module, nn.Conv1d)
         packed = ConvolutionOverTime(module, dtype)
         packed.waits = waits(module, context)

@@ -32,7 +32,7 @@ from hf_cpu_accel.rewrite.convolution.layer import (
 )
 from hf_cpu_accel.rewrite.core.context import Context
 from hf_cpu_accel.rewrite.core.norm_fold import Fold
-from hf_cpu_accel.rewrite.core.packed_source import taken
+from hf_cpu_accel.rewrite.core.packed_source import saved_weight
 from hf_cpu_accel.rewrite.core.rule import Match, Outcome
 
 # Channels of groups that ours computes: of RegNets and ResNeXts. Wider ones are products of matrices.
@@ -52,7 +52,7 @@ class OneDNNConvolution(PackedConvolution):
         self.geometry = Geometry(self.padding, self.stride, self.dilation, self.groups)
         self.is_exact = fold is None
         weight = original.weight.detach()
-        saved = taken(weight)
+        saved = saved_weight(weight)
         if saved is not None:
             self._lost, plain = saved.lost, saved.packed.data
         else:
@@ -155,8 +155,8 @@ class ConvolutionRule:
     def apply(self, match: Match, context: Context) -> Outcome:
         module = match.module
         assert isinstance(module, nn.Conv2d)
-        if match.found is not None:
-            return Outcome((PlanItem.left(match.path, STRUCTURE, match.found),), (module,))
+        if match.data is not None:
+            return Outcome((PlanItem.left(match.path, STRUCTURE, match.data),), (module,))
         dtype = compute_dtype(context.dtype_at(match.path))
         packed = OneDNNConvolution(module, dtype, context.fold_after(module))
         return put_in_place(match, packed, "convolution", "oneDNN", context)

@@ -24,7 +24,7 @@ from hf_cpu_accel.ops.convolution_chain import BoundConvolutions, bind, convolut
 from hf_cpu_accel.ops.derivatives import refuse_transforms
 from hf_cpu_accel.packing.activation_range import Range
 from hf_cpu_accel.patching.fused_module import FusedModuleMixin, Reference, fused_layer
-from hf_cpu_accel.patching.hooks import own_forward
+from hf_cpu_accel.patching.hooks import instance_forward
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.convolution.chain_parts import is_norm, is_of_images, parts_of
 from hf_cpu_accel.rewrite.convolution.deferred import DeferringConvolution
@@ -164,7 +164,7 @@ class FusedResidualBlock(FusedModuleMixin):
 
 def fuse_residual_blocks(context: Context) -> list[PlanItem]:
     """Fuse the largest modules of the model that are such chains. To be called when convolutions are packed."""
-    return fuse_each(context, STRUCTURE, chain_of, op_and_dtype, whole=True, expected=is_listed)
+    return fuse_each(context, STRUCTURE, chain_of, op_and_dtype, skip_children=True, expected=is_listed)
 
 
 def op_and_dtype(fused: FusedResidualBlock, path: str) -> tuple[str, str]:
@@ -185,7 +185,7 @@ def chain_of(
     reason = refusal_to_swap(layer, path, context)
     if reason is None and any(context.skipped(f"{path}.{part}") for part in parts_of(layer)):
         reason = "skip_modules"
-    if reason is None and any(own_forward(part) is not None for part in layer.modules()):
+    if reason is None and any(instance_forward(part) is not None for part in layer.modules()):
         reason = "a module in it has a replaced forward"
     if reason is not None:
         return Refusal(reason)

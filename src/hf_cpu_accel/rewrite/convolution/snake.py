@@ -104,7 +104,7 @@ class SnakeRule:
         return None if form is None else Match(module, path, form)
 
     def apply(self, match: Match, context: Context) -> Outcome:
-        fused = fused_layer(FusedSnake, match.module, _form=match.found)
+        fused = fused_layer(FusedSnake, match.module, _form=match.data)
         swap_module(context.journal, context.slots[id(match.module)], fused)
         item = PlanItem(match.path, STRUCTURE, "snake", "float32", packed_bytes=0, reason=None)
         return Outcome((item,), (match.module,))

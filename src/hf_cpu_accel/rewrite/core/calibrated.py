@@ -40,12 +40,12 @@ class CalibratedWeights:
 _current: ContextVar[CalibratedWeights | None] = ContextVar("calibrated weights", default=None)
 
 
-def taking_calibrated(weights: CalibratedWeights) -> AbstractContextManager[None]:
+def use_calibrated_weights(weights: CalibratedWeights) -> AbstractContextManager[None]:
     """Inside, rules take the packed weights that `weights` has."""
     return within(_current, weights)
 
 
-def calibrated(parameters: Sequence[Tensor], dtype: str) -> PackedWeight | None:
+def calibrated_weight(parameters: Sequence[Tensor], dtype: str) -> PackedWeight | None:
     """The packed weight of all `parameters` that examples made, where they are to be packed as `dtype`; None if there is none."""
     current = _current.get()
     return None if current is None or dtype != "int4" else current.of(parameters)

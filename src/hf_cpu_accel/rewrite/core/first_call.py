@@ -22,7 +22,7 @@ from hf_cpu_accel.lazy.lazy_tensor import LazyTensor
 from hf_cpu_accel.ops.derivatives import in_transform
 from hf_cpu_accel.packing.linear import QUANTIZED
 from hf_cpu_accel.patching.fused_module import FusedModuleMixin, Reference
-from hf_cpu_accel.patching.hooks import is_collecting_inside, own_forward
+from hf_cpu_accel.patching.hooks import instance_forward, is_collecting_inside
 from hf_cpu_accel.patching.restore import Journal
 from hf_cpu_accel.plan import Plan, PlanItem
 from hf_cpu_accel.rewrite.core.cache_state import Snapshot, put_back, snapshot
@@ -178,7 +178,7 @@ def is_comparable(module: FusedModuleMixin) -> bool:
     """Whether a call of `module` now is one of the fused part alone."""
     if _call.is_reference or is_collecting_inside() or module.is_watched:
         return False
-    return own_forward(module) is None
+    return instance_forward(module) is None
 
 
 def fused_parts(root: nn.Module) -> Iterator[tuple[str, FusedModuleMixin]]:

@@ -75,9 +75,9 @@ def attempt(path: str, look: Callable[P, T | Refusal], *args: P.args, **kwargs: 
     except MemoryError:
         raise
     except OwnError as error:
-        return error.error.refusal if isinstance(error.error, Refused) else _own(path, error.error)
+        return error.error.refusal if isinstance(error.error, Refused) else _log_own_error(path, error.error)
     except Exception as error:
-        return _own(path, error)
+        return _log_own_error(path, error)
 
 
 def is_strict() -> bool:
@@ -85,7 +85,7 @@ def is_strict() -> bool:
     return os.environ.get(STRICT) == "1"
 
 
-def _own(path: str, error: Exception) -> Refusal:
+def _log_own_error(path: str, error: Exception) -> Refusal:
     if is_strict():
         raise error
     logger.warning(

@@ -92,7 +92,7 @@ class PackedSource:
 _current: ContextVar[PackedSource | None] = ContextVar("packed source", default=None)
 
 
-def taking_from(source: PackedSource | None) -> AbstractContextManager[None]:
+def use_source(source: PackedSource | None) -> AbstractContextManager[None]:
     """Inside, rules take packed weights from `source`, unless it is None."""
     return within(_current, source)
 
@@ -109,7 +109,7 @@ def source_of(parameter: Tensor) -> PackedSource | None:
     return None if computed is not None and computed.data_ptr() == parameter.data_ptr() else current
 
 
-def taken(*parameters: Tensor) -> SavedWeight | None:
+def saved_weight(*parameters: Tensor) -> SavedWeight | None:
     """The packed weight of `parameters` from the file; None where there is none, and it is to be made.
 
     Raises:

@@ -18,12 +18,12 @@ class Match:
 
     Attributes:
         module, path: where.
-        found: what the rule wants to know again in `apply`.
+        data: what `match` found, for `apply`.
     """
 
     module: nn.Module
     path: str
-    found: Any
+    data: Any
 
 
 @dataclass(frozen=True)

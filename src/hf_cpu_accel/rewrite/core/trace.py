@@ -28,7 +28,7 @@ def traced(
     *,
     ops: Mapping[Any, Listener] | None = None,
     functions: Mapping[Any, Listener] | None = None,
-    answers: Mapping[Any, Callable[..., Any]] | None = None,
+    replacements: Mapping[Any, Callable[..., Any]] | None = None,
 ) -> Iterator[None]:
     """Inside, the calls that this thread makes are told to listeners, in their order.
 
@@ -36,29 +36,29 @@ def traced(
         ops: {op below autograd, such as `torch.ops.aten.embedding.default`: listener}.
         functions: {function of torch as Python calls it, such as `torch.softmax`: listener}. What such a function calls in turn is
             not told.
-        answers: {op: function that is called in its place, with its arguments}.
+        replacements: {op: function that is called in its place, with its arguments}.
 
     Raises:
-        OwnError: what a listener or an answer raises, for `attempt`.
+        OwnError: what a listener or a replacement raises, for `attempt`.
     """
     with (
         AroundFunctions(partial(_tell, functions or {}, {})),
-        AroundOps(partial(_tell, ops or {}, answers or {})),
+        AroundOps(partial(_tell, ops or {}, replacements or {})),
     ):
         yield
 
 
 def _tell(
     listeners: Mapping[Any, Listener],
-    answers: Mapping[Any, Callable[..., Any]],
+    replacements: Mapping[Any, Callable[..., Any]],
     func: Any,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Any:
-    answer = answers.get(func)
-    if answer is not None:
+    replacement = replacements.get(func)
+    if replacement is not None:
         with ours():
-            return answer(*args, **kwargs)
+            return replacement(*args, **kwargs)
     output = func(*args, **kwargs)
     listener = listeners.get(func)
     if listener is not None:

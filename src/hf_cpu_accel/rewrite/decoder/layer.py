@@ -76,7 +76,7 @@ class FusedDecoderLayer(BoundLayer):
             of_own_keys({**arguments, **self._beside(arguments)}, hidden_states.shape[1]),
             tokens=attending(call.mask, hidden_states.shape[1]),
             moves_rows=isinstance(self.role.parts.ffn, MixtureParts),
-            dtype=None if call.cache is None else self._kept_as(call.cache),
+            dtype=None if call.cache is None else self._storage_dtype(call.cache),
             caches=self._caches(arguments),
         )
 
@@ -86,7 +86,7 @@ class FusedDecoderLayer(BoundLayer):
         beside: dict[str, Any] = {role.cache: None} if role.cache in arguments else {}
         return beside if role.shared is None else {**beside, role.shared: copy.copy(arguments[role.shared])}
 
-    def _kept_as(self, cache: Cache) -> str | None:
+    def _storage_dtype(self, cache: Cache) -> str | None:
         """The dtype that `cache` keeps keys and values in, where it was asked for."""
         dtype = getattr(cache.layers[self.role.cache_index], "storage_dtype", None)
         return None if dtype is None else str(dtype).removeprefix("torch.")
@@ -115,7 +115,7 @@ class FusedDecoderLayer(BoundLayer):
             return None
         given = role.arguments(args, kwargs)
         q_len = hidden_states.shape[1]
-        if given is None or not self._given_as_expected(given, q_len):
+        if given is None or not self._has_arguments(given, q_len):
             return None
         cache, mask, memory = given.cache, given.mask, None
         if role.encoder is not None:
@@ -145,7 +145,7 @@ class FusedDecoderLayer(BoundLayer):
             given.shared[role.takes][0].tensor  # noqa: B018 (hidden states that do not come of that layer do not have it run)
         return Call(self, cache, mask, given.rotary, relative, memory, given.per_layer, keeps, takes)
 
-    def _given_as_expected(self, given: LayerArguments, q_len: int) -> bool:
+    def _has_arguments(self, given: LayerArguments, q_len: int) -> bool:
         """Whether what must be given is there: rotary tables of `q_len` positions, a mask, the role's position biases."""
         role = self.role
         if role.rotary is not None and not role.rotary.fits(given.rotary, q_len):

@@ -37,7 +37,7 @@ def fuse_encoder_layers(context: Context) -> list[PlanItem]:
     def named(fused: FusedEncoderLayer, path: str) -> tuple[str, str]:
         return "encoder_layer", context.dtype_names(path, fused)
 
-    return fuse_each(context, STRUCTURE, _match_encoder_layer, named, whole=True, expected=is_layer)
+    return fuse_each(context, STRUCTURE, _match_encoder_layer, named, skip_children=True, expected=is_layer)
 
 
 def _match_encoder_layer(layer: nn.Module, path: str, context: Context) -> FusedEncoderLayer | Refusal | None:

@@ -41,7 +41,7 @@ def fuse_grid_layers(context: Context) -> list[PlanItem]:
     def named(fused: FusedGridLayer, path: str) -> tuple[str, str]:
         return "linear, attention, ffn", context.dtype_names(path, fused)
 
-    return fuse_each(context, STRUCTURE, _match_grid_layer, named, whole=True, expected=is_layer)
+    return fuse_each(context, STRUCTURE, _match_grid_layer, named, skip_children=True, expected=is_layer)
 
 
 def _match_grid_layer(layer: nn.Module, path: str, context: Context) -> FusedGridLayer | Refusal | None:

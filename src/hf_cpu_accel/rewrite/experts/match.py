@@ -38,7 +38,7 @@ class ExpertsRule:
         return Match(module, path, _unsupported_reason(module, path, context))
 
     def apply(self, match: Match, context: Context) -> Outcome:
-        module, path, reason = match.module, match.path, match.found
+        module, path, reason = match.module, match.path, match.data
         dtype = context.dtype_at(path)
         form = read_experts(module) if reason is None else None
         if form is None:

@@ -9,7 +9,7 @@ from torch import nn
 
 from hf_cpu_accel.hosts.arguments import parameters_of, takes_cache
 from hf_cpu_accel.patching.fused_module import fused_layer
-from hf_cpu_accel.patching.hooks import own_forward
+from hf_cpu_accel.patching.hooks import instance_forward
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.core.context import Context, refusal_to_swap
 from hf_cpu_accel.rewrite.core.fuse_each import fuse_each
@@ -51,7 +51,7 @@ def _match_latent_attention(
 
 def _unsupported_reason(module: Any) -> str | None:
     """Why such attention is left, in words that go on after "left because"."""
-    if any(own_forward(part) is not None for part in module.modules()):
+    if any(instance_forward(part) is not None for part in module.modules()):
         return "a module in it has a replaced forward"
     if not takes_cache(parameters_of(module.forward)):
         return "it does not take the cache of transformers as past_key_values"

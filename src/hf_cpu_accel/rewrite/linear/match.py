@@ -12,11 +12,11 @@ from hf_cpu_accel.packing.four_bits import nearest_form
 from hf_cpu_accel.packing.linear import PANEL_FEATURES, pack_linear
 from hf_cpu_accel.patching.restore import Packed, free_weight, swap_module
 from hf_cpu_accel.plan import PlanItem
-from hf_cpu_accel.rewrite.core.calibrated import calibrated
+from hf_cpu_accel.rewrite.core.calibrated import calibrated_weight
 from hf_cpu_accel.rewrite.core.context import Context, linear_refusal
 from hf_cpu_accel.rewrite.core.grouping import disable_grouping
 from hf_cpu_accel.rewrite.core.packed_module import PackedModule
-from hf_cpu_accel.rewrite.core.packed_source import source, taken
+from hf_cpu_accel.rewrite.core.packed_source import saved_weight, source
 from hf_cpu_accel.rewrite.core.rule import Match, Outcome
 from hf_cpu_accel.rewrite.core.verify import disagreement, probe
 from hf_cpu_accel.rewrite.linear.layer import PackedLinear
@@ -49,8 +49,8 @@ def pack(
         NotPacked: packed weights are taken from a file, which does not have them.
     """
     weights = [linear.weight.detach() for linear in linears]
-    saved, permutation = taken(*weights), None
-    rounded = calibrated(weights, dtype)
+    saved, permutation = saved_weight(*weights), None
+    rounded = calibrated_weight(weights, dtype)
     if saved is not None:
         packed, permutation = saved.packed, saved.permutation
     elif rounded is not None:
@@ -154,7 +154,7 @@ class MergedProjectionsRule:
     def apply(self, match: Match, context: Context) -> Outcome:
         items: list[PlanItem] = []
         handled: list[nn.Module] = []
-        for members in match.found:
+        for members in match.data:
             paths = [path for path, _ in members]
             outcome = put_in_place(paths, [linear for _, linear in members], MERGED, context)
             items.extend(outcome.items)
@@ -173,8 +173,8 @@ class LinearRule:
         return Match(module, path, linear_refusal(module, path, context) or _too_small(module))
 
     def apply(self, match: Match, context: Context) -> Outcome:
-        if match.found is not None:
-            return Outcome((PlanItem.left(match.path, ALONE, match.found),), (match.module,))
+        if match.data is not None:
+            return Outcome((PlanItem.left(match.path, ALONE, match.data),), (match.module,))
         assert isinstance(match.module, nn.Linear)
         return put_in_place([match.path], [match.module], ALONE, context)
 

@@ -54,7 +54,7 @@ def multiply(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tenso
 
 
 def _is_ours(input: Any, weight: Tensor, bias: Tensor | None) -> bool:
-    if not isinstance(input, Tensor) or input.dtype is not torch.float32 or not is_taken(weight):
+    if not isinstance(input, Tensor) or input.dtype is not torch.float32 or not supports_weight(weight):
         return False
     if input.shape[-1:] != weight.shape[1:] or not input.numel():
         return False
@@ -63,7 +63,7 @@ def _is_ours(input: Any, weight: Tensor, bias: Tensor | None) -> bool:
     return not wants_derivative(input, weight, bias)
 
 
-def is_taken(weight: Tensor) -> bool:
+def supports_weight(weight: Tensor) -> bool:
     """Whether our op takes it as it is."""
     return weight.dtype is torch.float32 and weight.dim() == 2 and weight.is_contiguous()
 
@@ -74,7 +74,7 @@ class SharedLinearRule:
     name = "shared linear"
 
     def match(self, module: nn.Module, path: str, context: Context) -> Match | None:
-        if not isinstance(module, nn.Linear) or not is_taken(module.weight):
+        if not isinstance(module, nn.Linear) or not supports_weight(module.weight):
             return None
         reason = shares_weight(module, path, context)
         if reason is None or linear_refusal(module, path, context) != reason:
@@ -82,7 +82,7 @@ class SharedLinearRule:
         return Match(module, path, fused_layer(SharedLinear, module))
 
     def apply(self, match: Match, context: Context) -> Outcome:
-        linear, fused = match.module, match.found
+        linear, fused = match.module, match.data
         assert isinstance(linear, nn.Linear)
         if context.verifies:
             input = probe(linear.in_features, torch.float32)

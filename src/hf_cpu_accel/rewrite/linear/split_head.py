@@ -102,7 +102,7 @@ class SplitHeadRule:
         return Match(module, path, (head.dense, used)) if error <= FORMULA.of(dense.weight.dtype) else None
 
     def apply(self, match: Match, context: Context) -> Outcome:
-        name, used = match.found
+        name, used = match.data
         path, dense = f"{match.path}.{name}", match.module.get_submodule(name)
         dtype, group = context.weight_dtype(path, [used]), context.config.int4_group
         packed = pack([used], dtype, int4_group=group, measured=context.measured, transposed=True)[0]

@@ -64,7 +64,7 @@ class StoredLinearsRule:
     def apply(self, match: Match, context: Context) -> Outcome:
         items: list[PlanItem] = []
         handled: list[nn.Module] = []
-        for members in match.found:
+        for members in match.data:
             kept = [member for member in members if _unsupported_reason(member, context) is None]
             items.extend(
                 PlanItem.left(member[0], ALONE, reason)

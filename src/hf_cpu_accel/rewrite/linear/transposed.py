@@ -31,7 +31,7 @@ class TransposedLinearRule:
         return Match(module, path, (linear, linear_refusal(linear, path, context)))
 
     def apply(self, match: Match, context: Context) -> Outcome:
-        linear, reason = match.found
+        linear, reason = match.data
         if reason is not None:
             return Outcome((PlanItem.left(match.path, STRUCTURE, reason),), (match.module,))
         dtype = context.weight_dtype(match.path, [linear])

@@ -171,7 +171,7 @@ class NormRule:
         return None if spec is None else Match(module, path, spec)
 
     def apply(self, match: Match, context: Context) -> Outcome:
-        spec: NormSpec = match.found
+        spec: NormSpec = match.data
         structure = spec.kind.replace("_", " ")
         weight = next(match.module.parameters(recurse=False))
         fused = FusedNorm(match.module, spec)

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from hf_cpu_accel.lazy.lazy_tensor import LazyTensor
 from hf_cpu_accel.rewrite.core.cache_state import Snapshot, snapshot
 from hf_cpu_accel.rewrite.core.refusal import Refusal
-from hf_cpu_accel.rewrite.recorded.caches import copied, form_of, held, is_cache
-from hf_cpu_accel.rewrite.recorded.program import Ref, replaced
+from hf_cpu_accel.rewrite.recorded.caches import cache_contents, copy_cache, form_of, is_cache
+from hf_cpu_accel.rewrite.recorded.program import Ref, replace_refs
 
 _CONSTANTS = (type(None), bool, float, str)
 
@@ -72,22 +72,22 @@ class Call:
 
         def beside(value: Any) -> Any:
             if is_cache(value):
-                return copied(value, self.index, tensors=tensors)
+                return copy_cache(value, self.index, tensors=tensors)
             return value.clone() if tensors and isinstance(value, Tensor) else value
 
         return [beside(value) for value in self.inputs]
 
-    def told(self, output: Any, inputs: list[Any]) -> tuple[Any, list[Any]]:
+    def snapshot_outputs(self, output: Any, inputs: list[Any]) -> tuple[Any, list[Any]]:
         """What a call with `inputs` gave, to be compared: the output, in which caches that were given are told by their number, and
         copies of what is in the layer's part of each."""
         caches = {id(value): Ref(number) for number, value in enumerate(inputs) if is_cache(value)}
         return _with_numbers(output, caches), [
-            held(inputs[ref.number], self.index) for ref in caches.values()
+            cache_contents(inputs[ref.number], self.index) for ref in caches.values()
         ]
 
     def arguments(self, inputs: list[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The same with other inputs."""
-        args, kwargs = (replaced(part, lambda ref: inputs[ref.number]) for part in self.given)
+        args, kwargs = (replace_refs(part, lambda ref: inputs[ref.number]) for part in self.given)
         return args, kwargs
 
 

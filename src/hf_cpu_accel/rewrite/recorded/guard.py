@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from hf_cpu_accel.patching.plain_values import is_plain_value, noted
+from hf_cpu_accel.patching.plain_values import is_plain_value, value_reader
 from hf_cpu_accel.rewrite.core.packed_module import PackedModule
 from hf_cpu_accel.rewrite.recorded.held import is_package_module
 from hf_cpu_accel.rewrite.recorded.kept import OWN
@@ -129,7 +129,7 @@ class Guard:
         """Note the values in `read`, which is a part of `state`, and those of the objects in it that are no modules: configs."""
         plain = [name for name, value in read.items() if is_plain_value(value)]
         if plain:
-            self._states.append((state, *noted(state, plain)))
+            self._states.append((state, *value_reader(state, plain)))
         for name, value in read.items():
             if name in plain or isinstance(value, nn.Module | Tensor | ModuleType | Mapping):
                 continue

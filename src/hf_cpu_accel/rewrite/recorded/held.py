@@ -13,7 +13,7 @@ from hf_cpu_accel.rewrite.recorded.program import Mismatch
 _PACKAGE = "hf_cpu_accel."
 
 
-class Held:
+class ParameterReader:
     """Reads a parameter or buffer by its name: casts and users exchange them.
 
     Args:

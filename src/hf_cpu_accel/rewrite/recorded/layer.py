@@ -160,7 +160,7 @@ class FusedRecordedLayer(FusedModuleMixin):
         found = attempt("", record, self, call)
         ours = None if isinstance(found, Refusal) else all_made(found[2])  # before the cache is written to
         expected = self._original_class.forward(self, *args, **kwargs)
-        given = call.told(expected, call.inputs)
+        given = call.snapshot_outputs(expected, call.inputs)
         if not isinstance(found, Refusal) and not alike(self, ours, given):
             found = Refusal("replaying its recorded operations gives a different result")
         if isinstance(found, Refusal):
@@ -183,12 +183,12 @@ class FusedRecordedLayer(FusedModuleMixin):
         inputs = call.inputs_beside()
         try:
             # First, as copies of caches may share the storage that is written to.
-            output = all_made(call.told(recorded.program(inputs), inputs))
+            output = all_made(call.snapshot_outputs(recorded.program(inputs), inputs))
         except Exception:  # as in `forward`; only a copy of the cache was written to
             recorded.fails(call.sizes)
             return self._original_class.forward(self, *args, **kwargs)
         expected = self._original_class.forward(self, *args, **kwargs)
-        if alike(self, output, call.told(expected, call.inputs)):
+        if alike(self, output, call.snapshot_outputs(expected, call.inputs)):
             recorded.is_right(call.sizes)
         else:
             recorded.is_wrong()

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from hf_cpu_accel.rewrite.core.refusal import Refusal
 from hf_cpu_accel.rewrite.recorded.attention.attend import Attention
-from hf_cpu_accel.rewrite.recorded.held import Held
+from hf_cpu_accel.rewrite.recorded.held import ParameterReader
 from hf_cpu_accel.rewrite.recorded.program import Ref, Step, expect
 from hf_cpu_accel.rewrite.recurrent.layer import RecurrentMixer
 
@@ -34,7 +34,7 @@ def checked_first(steps: Sequence[Step]) -> list[Step] | Refusal:
 
 
 def _may_not_fit(step: Step) -> bool:
-    return step.function is expect or isinstance(step.function, Held | Attention)
+    return step.function is expect or isinstance(step.function, ParameterReader | Attention)
 
 
 def _with_sources(step: Step, made: dict[Ref, Step]) -> set[Ref]:

@@ -17,7 +17,7 @@ from hf_cpu_accel.rewrite.core.shadow_copy import Shadow
 from hf_cpu_accel.rewrite.recorded.aliases import Aliases
 from hf_cpu_accel.rewrite.recorded.answers import FORM, MAY_COPY, SQUEEZES, holds_constants_only
 from hf_cpu_accel.rewrite.recorded.held import address, is_package_module, tensors_in, tensors_of
-from hf_cpu_accel.rewrite.recorded.noted import Noted
+from hf_cpu_accel.rewrite.recorded.noted import CallRecord
 from hf_cpu_accel.rewrite.recorded.program import Ref, size_of
 from hf_cpu_accel.rewrite.recorded.shared_states import SharedStandIn, is_shared, states_of
 from hf_cpu_accel.rewrite.recorded.size import Sizes, StandIn, plain
@@ -29,7 +29,7 @@ from hf_cpu_accel.runtime.torch_modes import AroundFunctions
 _HANDED_OUT = frozenset({recurrent_state, states_of})
 
 
-class Recorder(Noted):
+class Recorder(CallRecord):
     """In `noting`, what this thread asks torch for is noted.
 
     Args:
@@ -125,7 +125,7 @@ class Recorder(Noted):
             ):  # in another call it may be no copy
                 self._protected.add(address(output))
             before = [(tensor, self._refs.get(id(tensor))) for tensor in given]
-            told = self._told(func, args, kwargs, output, bool(written))
+            told = self._record_output(func, args, kwargs, output, bool(written))
             self._note_memory(before, written, output, may_copy=func in MAY_COPY or "memory_format" in kwargs)
             return told
 
@@ -164,7 +164,7 @@ class Recorder(Noted):
         if kwargs.get("generator") is not None:
             raise Refused(Refusal("it draws random numbers"))
 
-    def _told(self, func: Any, args: Any, kwargs: dict[str, Any], output: Any, writes: bool) -> Any:
+    def _record_output(self, func: Any, args: Any, kwargs: dict[str, Any], output: Any, writes: bool) -> Any:
         name = getattr(func, "__name__", "")
         if name == "__get__":
             name = getattr(func.__self__, "__name__", "")

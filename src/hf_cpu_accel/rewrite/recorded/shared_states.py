@@ -41,7 +41,7 @@ def form_of_shared(shared: Any) -> tuple[tuple[Any, ...], list[int]]:
     return tuple(form), sizes
 
 
-def held_in(shared: Any) -> list[Any]:
+def shared_contents(shared: Any) -> list[Any]:
     """Its names and tensors."""
     return [(name, *states) for name, states in shared.data.items()]
 

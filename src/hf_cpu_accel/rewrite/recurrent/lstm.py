@@ -156,7 +156,7 @@ class LSTMRule:
         return Match(module, path, "int8" if dtype in QUANTIZED else dtype)
 
     def apply(self, match: Match, context: Context) -> Outcome:
-        module, dtype = match.module, match.found
+        module, dtype = match.module, match.data
         assert isinstance(module, nn.LSTM)
         packed = tuple(_direction(module, suffix, dtype) for suffix in _suffixes(module))
         fused: Any = fused_layer(FusedLSTM, module, _packed=packed)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from hf_cpu_accel.hosts.arguments import parameters_of, takes_cache, with_its_cache_name
 from hf_cpu_accel.patching.fused_module import fused_layer
-from hf_cpu_accel.patching.hooks import own_forward
+from hf_cpu_accel.patching.hooks import instance_forward
 from hf_cpu_accel.patching.inside import class_of
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.core.context import Context, refusal_to_swap
@@ -95,7 +95,7 @@ def _forget_values(module: nn.Module) -> None:
 def _unsupported_reason(module: Any, mixer: Mixer) -> str | None:
     """Why such a mixer is left, in words that go on after "left because"."""
     convolution = module._modules[mixer.convolution]
-    if any(own_forward(part) is not None for part in module.modules()):
+    if any(instance_forward(part) is not None for part in module.modules()):
         return "a module in it has a replaced forward"
     if type(convolution) is not nn.Conv1d or convolution.groups != convolution.in_channels:
         return "its convolution is not a depthwise nn.Conv1d"

@@ -24,7 +24,7 @@ from hf_cpu_accel.rewrite.convolution.layer import put_alone
 from hf_cpu_accel.rewrite.convolution.transposed.windows import as_kernel, as_windows, margins_of, windows_of
 from hf_cpu_accel.rewrite.core.context import MAX_INTEGER_FEATURES, WEIGHT_DTYPES, Context, refusal_to_swap
 from hf_cpu_accel.rewrite.core.packed_module import PackedModule, check_inference
-from hf_cpu_accel.rewrite.core.packed_source import source_of, taken
+from hf_cpu_accel.rewrite.core.packed_source import saved_weight, source_of
 from hf_cpu_accel.rewrite.core.rule import Match, Outcome
 from hf_cpu_accel.runtime import hardware
 
@@ -50,7 +50,7 @@ class TransposedImages(PackedModule):
         self.dilation, self.padding_mode = original.dilation, original.padding_mode
         self.windows = windows_of(original.kernel_size, original.stride)
         weight = original.weight.detach()
-        saved = taken(weight)
+        saved = saved_weight(weight)
         self.packed = pack_conv2d(as_windows(weight, self.stride), dtype) if saved is None else saved.packed
 
     def forward(self, input: Tensor, output_size: Sequence[int] | None = None) -> Tensor:
@@ -144,7 +144,7 @@ class TransposedImagesRule:
         return Match(module, path, (dtype, reason))
 
     def apply(self, match: Match, context: Context) -> Outcome:
-        module, (dtype, reason) = match.module, match.found
+        module, (dtype, reason) = match.module, match.data
         assert isinstance(module, nn.ConvTranspose2d)
         if dtype is None:
             reason = reason or f"PyTorch's kernel is as fast in {context.dtype_at(match.path)}"

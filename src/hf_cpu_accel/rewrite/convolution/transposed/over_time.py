@@ -20,7 +20,7 @@ from hf_cpu_accel.rewrite.convolution.sound import DeferredELU, has_channels_las
 from hf_cpu_accel.rewrite.convolution.transposed.windows import as_kernel, as_windows, margins_of, windows_of
 from hf_cpu_accel.rewrite.core.context import MIN_OUT_FEATURES, WEIGHT_DTYPES, Context
 from hf_cpu_accel.rewrite.core.packed_module import check_inference
-from hf_cpu_accel.rewrite.core.packed_source import taken
+from hf_cpu_accel.rewrite.core.packed_source import saved_weight
 from hf_cpu_accel.rewrite.core.rule import Match, Outcome
 from hf_cpu_accel.rewrite.linear.layer import PackedLinear
 from hf_cpu_accel.rewrite.linear.match import packed_item
@@ -41,7 +41,7 @@ class TransposedConvolution(PackedLinear):
         (step,) = original.stride
         weight, bias = original.weight.detach(), original._parameters["bias"]
         (taps,) = windows_of(original.kernel_size, original.stride)
-        saved = taken(weight)
+        saved = saved_weight(weight)
         features = (step * original.out_channels, taps * original.in_channels)
         packed = (
             pack_linear(_as_rows(weight, original.stride), dtype, int4_group=int4_group)
