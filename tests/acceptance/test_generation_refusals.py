@@ -100,7 +100,7 @@ def test_a_cache_of_another_model_or_batch_is_refused(model):
         transformers.LlamaConfig(**{**model.config.to_dict(), "num_hidden_layers": 3})
     ).eval()
     accelerate_for_cpu(deeper, dtype="float32")
-    with pytest.raises(ValueError, match="for 2 layers"):
+    with pytest.raises(ValueError, match="has 2 layers"):
         deeper.generate(longer, past_key_values=cache, **GREEDY)
     expected = restore(model).generate(longer, **GREEDY)
     accelerate_for_cpu(model, dtype="float32")

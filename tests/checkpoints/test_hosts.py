@@ -89,7 +89,7 @@ def test_rounding_is_measured_and_told(name: str, dtype: str, form: str) -> None
     items = {item.name: item for item in explain(model).items}
     for key in SIZES:
         error = ((model.get_submodule(key).unpack() - true[key]).norm() / true[key].norm()).item()
-        told = re.search(rf"; in {form} ([\d.e-]+) off\)", items[key].structure)
+        told = re.search(rf"; rounding to {form}: ([\d.e-]+)\)", items[key].structure)
         assert told is not None, items[key].structure
         assert float(told[1]) == pytest.approx(error, rel=0.05)
         assert 0 < error < 0.01
