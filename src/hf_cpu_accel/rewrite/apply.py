@@ -1,4 +1,4 @@
-"""Applies the stages to a model, or leaves it exactly as it was."""
+"""Apply the stages to a model, or leave it exactly as it was."""
 
 from __future__ import annotations
 
@@ -32,13 +32,15 @@ def apply_stages(
     saved: tuple[PackedSource, OriginalsStore] | None = None,
     calibration: Sequence[Example] = (),
 ) -> Acceleration:
-    """Rewrite `root` in place as `plan` says; the plan of what is returned has the items.
+    """Rewrite `root` in place by `plan`, and return the acceleration with the rows of the plan.
 
-    With `trains` only what has gradients is put in place: weights stay as they are. `name` is what the target calls `root`, if it
-    has several models. `saved`: take packed weights from there, and say of the originals that they are there. `calibration`: calls
-    that four-bit weights are rounded for.
+    With `trains`, only stages that support gradients run, and weights stay as they are. `name` is the name of `root` in the
+    target, if the
+    target has several models. `saved` is the source of packed weights and the store that reports where the originals are.
+    `calibration` has
+    the calls for which four-bit weights are rounded.
 
-    Any exception, from wherever, leaves `root` as it was.
+    Any exception leaves `root` as it was.
     """
     assert plan.config is not None
     # In float32 only what a quantized checkpoint holds and weights of convolutions do not come back bit for bit: of these those for
@@ -86,7 +88,7 @@ def apply_stages(
 
 
 def belongs_to_accelerated(root: nn.Module) -> bool:
-    """Whether `root` has packed layers without having been accelerated itself, nor any part of it."""
+    """Return whether `root` has packed layers but was not accelerated itself, nor any part of it."""
     if accelerated_parts(root):
         return False
     return any(isinstance(module, PackedModule) for module in root.modules())

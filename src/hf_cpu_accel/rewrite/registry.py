@@ -1,7 +1,7 @@
-"""The one table of what is done to a model, in its order: stages, and the rules that look at its modules one by one.
+"""The table of stages that rewrite a model, in order, and of the rules that match its modules one by one.
 
-A stage matches structure, puts what it made in place through `context.journal`, which undoes it, and gives the rows of the plan.
-One test covers them all: a failure after any stage leaves the model as it was.
+A stage matches a structure and replaces modules through `context.journal`, which can undo that. It returns rows of the plan.
+One test covers all stages: a failure after any stage leaves the model as it was.
 """
 
 from __future__ import annotations
@@ -84,8 +84,8 @@ class Stage:
     """One step of a rewrite.
 
     Attributes:
-        apply: takes the model of a `Context`, and gives rows for its plan. It changes the model through `context.journal` only.
-        trains: whether models that are being trained take it, too: then weights stay as they are.
+        apply: changes the model of a `Context`, only through `context.journal`, and returns rows of the plan.
+        trains: whether the stage also runs on models that are trained, whose weights stay as they are.
     """
 
     name: str
@@ -132,7 +132,7 @@ def _freeze(context: Context) -> Iterable[PlanItem]:
 
 
 def _apply_rules(context: Context) -> Iterable[PlanItem]:
-    """Offer each module to the rules, one after another, until one takes it."""
+    """Offer each module to the rules, one after another, until one replaces it."""
     for path, module in with_progress(context.modules):
         if context.widening is not None:
             context.widening.reach(module)

@@ -1,4 +1,4 @@
-"""What a user gives as examples, as calls of a model: texts, dictionaries of inputs, or a data loader."""
+"""Convert the examples of a user (texts, dictionaries of inputs or a data loader) into calls of a model."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Example:
 
     @property
     def batch(self) -> int:
-        """How many examples go through the model side by side."""
+        """Return the batch size of the example."""
         given = [*self.args, *self.kwargs.values()]
         given += [value for part in self.args if isinstance(part, Mapping) for value in part.values()]
         return next((len(value) for value in given if isinstance(value, Tensor) and value.dim() > 1), 1)
@@ -45,7 +45,7 @@ class Example:
         return model(*args, **self.kwargs)
 
     def rows(self, input: Tensor) -> Tensor:
-        """What a linear was called with, [..., K], as [rows, K] without those of padding, where it has a row for each token."""
+        """Return the input of a linear, [..., K], as [rows, K], without rows of padding if there is a row for each token."""
         if self.mask is not None and input.shape[:-1] == self.mask.shape:
             return input[self.mask]
         return input.reshape(-1, input.shape[-1])
@@ -59,7 +59,8 @@ def calibration_examples(
     window: int = _WINDOW,
     batches: int = _BATCHES,
 ) -> tuple[Example, ...]:
-    """
+    """Return the examples in `calibration` as calls of `model`.
+
     Args:
         calibration: ACCEPTED.
         tokenizer: of transformers; for texts.
@@ -87,14 +88,15 @@ def calibration_examples(
 
 
 def fitting(example: Example, is_float16: bool) -> Example:
-    """`example` for a model whose float16 weights are float32 by now, if it is one."""
+    """Return `example` with float32 in place of float16 if the model has float16 weights, which are float32 by now."""
     if not is_float16:
         return example
     return Example(widened(example.args), widened(example.kwargs), example.mask)
 
 
 def call(number: int, example: Example, model: nn.Module) -> None:
-    """
+    """Call `model` with batch `number` of the calibration.
+
     Raises:
         ValueError: the model does not take it.
     """
@@ -137,7 +139,7 @@ def _of_texts(
 
 
 def _windows(text: str, model: nn.Module, tokenizer: Any, longest: int) -> list[dict[str, Tensor]]:
-    """The inputs of a text, cut where it is too long."""
+    """Return the inputs of a text, split where it is longer than the model accepts."""
     limits = (
         tokenizer.model_max_length,
         getattr(getattr(model, "config", None), "max_position_embeddings", None),
@@ -159,7 +161,7 @@ def _takes(model: nn.Module, name: str) -> bool:
 
 
 def _side_by_side(windows: Sequence[dict[str, Tensor]], tokenizer: Any) -> dict[str, Tensor]:
-    """One batch, padded on the right."""
+    """Return one batch of the windows, padded on the right."""
     filling = {"input_ids": tokenizer.pad_token_id or 0}
     batch = {
         name: pad_sequence([window[name] for window in windows], True, filling.get(name, 0))

@@ -1,4 +1,4 @@
-"""What a model must be like to be accelerated. Everything here is checked before anything is touched."""
+"""Check that a model can be accelerated, before anything is changed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hf_cpu_accel.runtime.mapped_files import MappedFiles
 
 
 def check_model(root: nn.Module, deciding: Iterable[nn.Module], *, adds_in_training: bool = False) -> None:
-    """Refuse a model that cannot be accelerated.
+    """Raise an error for a model that cannot be accelerated.
 
     Args:
         root: the model.
@@ -46,7 +46,7 @@ def check_model(root: nn.Module, deciding: Iterable[nn.Module], *, adds_in_train
 
 
 def _stored(module: nn.Module) -> tuple[Tensor, ...]:
-    """What holds the integers of a quantized weight, some hosts in tensors of a floating point dtype."""
+    """Return the tensors that store the integers of a quantized weight. Some libraries store them with a floating-point dtype."""
     weight = stored_weight(module)
     return () if weight is None else weight.tensors
 
@@ -54,10 +54,10 @@ def _stored(module: nn.Module) -> tuple[Tensor, ...]:
 def check_patterns(
     models: Sequence[tuple[str, nn.Module]], patterns: Iterable[str], *, argument: str
 ) -> None:
-    """Refuse a pattern of `argument` that matches no module of `models`, each under its name: it is a slip of the pen.
+    """Raise an error if a pattern of `argument` matches no module of `models`, each under its name: it is probably a typo.
 
     Raises:
-        ValueError: naming the pattern.
+        ValueError: the error names the pattern.
     """
     for pattern in patterns:
         if not any(fnmatchcase(path, pattern) for name, model in models for path in _paths(name, model)):

@@ -1,4 +1,4 @@
-"""What stages that fuse modules one by one have in common: look at each, put what was made in its place, or say why not."""
+"""Shared loop of the stages that fuse modules one by one: match each module, and replace it or report why not."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def fuse_each(
     skip_children: bool = False,
     expected: Callable[[nn.Module, str], bool] = lambda root, path: True,
 ) -> list[PlanItem]:
-    """Swap each module of the model for what `look(module, path, context)` makes of it.
+    """Replace each module of the model that `look(module, path, context)` returns a fused module for.
 
     Args:
-        structure: what is looked for, in words of the plan.
-        look: gives None for a module of another kind.
-        op_and_dtype: of what was made at a path, for its row.
+        structure: the name of the structure in the plan.
+        look: returns None for a module of another kind.
+        op_and_dtype: returns the op and dtype of the row of a fused module, which is at a path.
         skip_children: whether to skip the modules inside of a fused one.
-        expected: whether the plan says why the module at a path of the root was refused: where one looks for such a structure.
+        expected: whether the plan reports a refusal for the module at a path of the root.
     """
     items: list[PlanItem] = []
     inside: set[int] = set()
@@ -53,7 +53,7 @@ def fuse_each(
 
 
 def refusal_to_fuse(layer: nn.Module, path: str, context: Context) -> str | None:
-    """Why no op takes the place of this layer and of all that is in it, or None if one can."""
+    """Return why no op can replace this layer with all modules in it, or None if one can."""
     reason = refusal_to_swap(layer, path, context)
     if reason == NOT_PLAIN and is_plain(layer, may_collect=True):
         reason = None

@@ -1,4 +1,4 @@
-"""Why a module with weights of its own is left as it is, where no rule has said so: its kind, and what is missing for it."""
+"""Explain why a module with its own weights is not replaced, where no rule gives a reason."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _ACTIVATIONS = "torch.nn.modules.activation"
 
 
 def has_weights(module: nn.Module) -> bool:
-    """Whether there are parameters of its own, not only those of modules in it."""
+    """Return whether the module itself has parameters, besides those of its children."""
     return any(True for _ in module.parameters(recurse=False))
 
 
 def items_left(
     modules: Sequence[tuple[str, nn.Module]], items: Sequence[PlanItem], context: Context
 ) -> Iterator[PlanItem]:
-    """The rows of those among `modules` of the original tree that have weights, are still in use and have no row in `items`."""
+    """Yield rows for those among `modules` of the original tree that have weights, are still in use and have no row in `items`."""
     told = {item.name for item in items}
     # What is in a layer that is recorded is used as its own forward says.
     whole = (item for item in items if item.reason is None and item.structure != RECORDED)
@@ -45,7 +45,7 @@ def _is_below(path: str, others: set[str]) -> bool:
 
 
 def obstacle(path: str, module: nn.Module, context: Context) -> str:
-    """In words that go on after "left because"."""
+    """Return the reason for the column "left because" of the plan."""
     if context.skipped(path):
         return "skip_modules"
     if isinstance(module, torch.jit.ScriptModule):
@@ -110,7 +110,7 @@ def _of_norm(module: nn.Module) -> str | None:
 
 
 def _of_parameters(module: nn.Module) -> str:
-    """What its own forward does is not known; what it has says which rules cannot take it."""
+    """Return a reason from the shapes of the parameters, since the forward of the module is unknown."""
     parameters = {name: tuple(p.shape) for name, p in module._parameters.items() if p is not None}
     names = ", ".join(f"{name} {list(shape)}" for name, shape in list(parameters.items())[:3])
     names += f" and {len(parameters) - 3} more" if len(parameters) > 3 else ""
