@@ -1,4 +1,4 @@
-"""Puts the cache and the decode loop behind `generate` of a model, through what transformers lets a model override."""
+"""Install the cache and the decode loop behind `generate` of a model, through methods that transformers lets a model override."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ _BATCHING = "continuous batching"
 
 
 class _Placing:
-    """The cache that one call of `generate` put in the place of the `DynamicCache` which that had made; `dtype`: of its storage."""
+    """The cache that one call of `generate` uses in place of the `DynamicCache` that it created; `dtype` is the dtype of its
+    storage."""
 
     def __init__(self, dtype: torch.dtype | None) -> None:
         self.dtype = dtype
@@ -45,7 +46,7 @@ class _Placing:
         self.ours: Any = None
 
     def of(self, cache: Any) -> Any:
-        """What to use instead of `cache`: itself, if there is something in it or nothing of ours for it."""
+        """Return the cache to use instead of `cache`: `cache` itself if it is not empty or cannot be replaced."""
         if cache is self.theirs and cache is not None:
             return self.ours
         ours = _in_place_of(cache, self.dtype)
@@ -83,7 +84,8 @@ class Generate(Override):
 
 
 def _loop(request: Request) -> Callable[..., Any]:
-    """The `custom_generate` of a call. Models that generate by segment search for some of them by beams, and draw others."""
+    """Return the `custom_generate` of a call. Models that generate by segment may use beams for some segments and sampling for
+    others."""
     streamer, mask_length = request.arguments.get("streamer"), request.mask_length()
 
     def loop(model: Any, input_ids: Tensor, **given: Any) -> Any:
@@ -95,7 +97,7 @@ def _loop(request: Request) -> Callable[..., Any]:
 
 
 class PrepareInputs(Override):
-    """`model.prepare_inputs_for_generation` of an accelerated model: the place where all loops take up the cache."""
+    """`model.prepare_inputs_for_generation` of an accelerated model, where all loops read the cache."""
 
     name = "prepare_inputs_for_generation"
 
@@ -118,7 +120,7 @@ _OTHERS: tuple[type[Override], ...] = (PrepareInputs, StartSession)
 
 
 def _in_place_of(cache: Any, dtype: torch.dtype | None) -> Any:
-    """`cache`, or an empty one of ours that stores the same."""
+    """Return an empty cache of this package that stores the same, or `cache` itself."""
     if type(cache) is EncoderDecoderCache:
         decoder, encoder = cache.self_attention_cache, cache.cross_attention_cache
         if CPUCache.can_replace(decoder) and CPUCache.can_replace(encoder):
@@ -128,10 +130,10 @@ def _in_place_of(cache: Any, dtype: torch.dtype | None) -> Any:
 
 
 def install(model: Any, path: str, journal: Journal, cache_dtype: torch.dtype | None) -> list[PlanItem]:
-    """Override what concerns generation on `model`, if it is one that generates.
+    """Override the methods of `model` for generation, if it generates.
 
     Args:
-        cache_dtype: in which the cache stores, None: as the keys come.
+        cache_dtype: dtype of the cache, or None for the dtype of the keys.
     """
     if not (issubclass(type(model), GenerationMixin) and model.can_generate()):
         return []

@@ -1,4 +1,4 @@
-"""What is inside of a fused module, to tell whether something else was put there since it was made."""
+"""Detect changes inside of a fused module since it was created."""
 
 from __future__ import annotations
 
@@ -25,15 +25,16 @@ _FOUND = ("_states", "_told_by", "_known_by", "_attributes")  # of the modules, 
 
 
 class Inside:
-    """The modules inside of one, and the plain attributes that they are told by.
+    """The modules inside of a fused module, and the plain attributes that identify their state.
 
-    A fused forward reads none of these. With an adapter or another norm in the place of a module, a forward set on one, or another
-    scale of attention, it is no longer what its class's own would be.
+    A fused forward reads none of these. An adapter or another norm in place of a module, a forward set on one, or another
+    scale of
+    attention would make it differ from the class's own forward.
 
     Args:
-        root: the module, in which all is as it was when it was fused.
+        root: the module, unchanged since it was fused.
         by_attributes: whether attributes count.
-        followed: those of the root that do not, since the fused forward reads them in each call.
+        followed: attributes of the root that do not count, since the fused forward reads them in each call.
     """
 
     def __init__(self, root: nn.Module, *, by_attributes: bool = True, followed: Sequence[str] = ()) -> None:
@@ -57,7 +58,7 @@ class Inside:
 
     @constant_while_traced
     def has_changed(self) -> bool:
-        """Whether it has; while a graph is traced, as of then."""
+        """Return whether something changed; for a graph that is traced, at that time."""
         if self._children != self._fused_children:
             return True
         if has_global_hooks() or (sum(map(len, self._known_by)) != self._attributes and self._has_new()):
@@ -78,8 +79,8 @@ class Inside:
         self._attributes = -1  # how many there are: not looked at yet
 
     def _has_new(self) -> bool:
-        """Whether a module has an attribute that it had not, which its class's forward may ask for: a function in the place of a
-        method, or a number in the place of the class's."""
+        """Return whether a module has a new attribute that its class's forward may read: a function that replaces a method, or a
+        number that replaces one of the class."""
         for module, known in self._known:
             new = vars(module).keys() - known - _NOT_TOLD - _own_names(_type(module))
             if new & names_in(class_of(module)):
@@ -91,16 +92,17 @@ class Inside:
         return {name: value for name, value in vars(self).items() if name not in _FOUND}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Of a copy: its modules have dictionaries of their own."""
+        """Restore a copy, whose modules have their own dictionaries."""
         vars(self).update(state)
         self._find_states()
 
 
 def _names(module: nn.Module, written: frozenset[str], followed: Sequence[str]) -> Iterator[str]:
-    """Those of plain attributes that its class's forward may read, its mode among them.
+    """Yield the names of plain attributes that the class's forward may read, including the mode.
 
-    None tells nothing where the classes' methods write to that name, `written`, and empty containers never do: there forwards keep
-    what they have made.
+    None does not count if the methods of the class write to that name (`written`), and empty containers never do: forwards
+    store results
+    there.
     """
     own = _own_names(_type(module))
     if asks_for_mode(module):
@@ -114,7 +116,7 @@ def _names(module: nn.Module, written: frozenset[str], followed: Sequence[str]) 
 
 
 def is_package_class(cls: type) -> bool:
-    """Whether this package defines it; its modules look after their own attributes."""
+    """Return whether this package defines the class; its modules check their own attributes."""
     return cls.__module__.startswith(_PACKAGE)
 
 
@@ -123,14 +125,14 @@ def _type(module: nn.Module) -> type:
 
 
 def class_of(module: nn.Module) -> type:
-    """The host's, of fused ones, too."""
+    """Return the class of a module, of fused ones the original class."""
     original: type = getattr(type(module), "_original_class", type(module))
     return original
 
 
 @cache
 def _own_names(cls: type) -> frozenset[str]:
-    """The attributes that a fused class adds to the host's, which it looks after."""
+    """Return the attributes that a fused class adds to the original class and checks itself."""
     fused = getattr(cls, "_fused_class", None)
     if fused is None:
         return frozenset()

@@ -1,4 +1,4 @@
-"""The ops of one decode step, below autograd, with the tensors that went through them."""
+"""Capture the ops of one decode step, below autograd, with their tensors."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _KEYS, _PAST = 5, 7  # among its arguments
 
 @dataclass(frozen=True)
 class Op:
-    """An op, what it was called with, and what it gave."""
+    """An op, its arguments and its output."""
 
     func: Any
     args: tuple[Any, ...]
@@ -35,7 +35,7 @@ class Op:
     output: Any
 
     def written(self) -> list[Tensor]:
-        """The tensors among its arguments that it writes to."""
+        """Return the tensors among the arguments that the op writes to."""
         arguments = self.func._schema.arguments
         given = [(argument, value) for argument, value in zip(arguments, self.args, strict=False)]
         given += [
@@ -51,15 +51,16 @@ class Capture:
 
     Attributes:
         ops: in their order.
-        names: what a tensor is called in every step, by its id: ("input", its name), ("output", number of the op, place in what it
-            gave), or what a layer of the cache has: ("keys", layer), ("values", layer), ("rows", layer) or ("encoder_sequences",
-            layer). One that has no name comes from outside.
+        names: names of tensors in every step, by id: ("input", name), ("output", number of the op, place in its output), or the
+            contents of a cache layer: ("keys", layer), ("values", layer), ("rows", layer) or ("encoder_sequences", layer). A
+                tensor
+            without a name comes from outside.
         sizes: of the inputs.
-        written: the layers of the cache that got the token, by index, with what they hold now.
-        put: the layers that got other keys and values instead, by index, with the names of these two.
+        written: the cache layers that got the token, by index, with their contents now.
+        put: the cache layers with new keys and values instead, by index, with the names of these two.
         seen: how many tokens each layer in `written` and `put` has seen with this one.
-        logits: what the step gave.
-        bytes: of what the ops gave, which is kept.
+        logits: the output of the step.
+        bytes: size of the outputs of the ops, which are kept.
     """
 
     ops: list[Op] = field(default_factory=list)
@@ -75,7 +76,7 @@ class Capture:
         return self.names.get(id(tensor))
 
     def writes_outside(self) -> bool:
-        """Whether an op writes to anything but the step's own tensors and the storages of keys and values: to a recurrent state."""
+        """Return whether an op writes to anything but tensors of the step and storages of keys and values: to a recurrent state."""
         reads = [
             leaf for op in self.ops for leaf in tree_leaves((op.args, op.kwargs)) if isinstance(leaf, Tensor)
         ]
@@ -86,7 +87,7 @@ class Capture:
 def capture(
     model: Callable[..., Any], inputs: Mapping[str, Any], layers: CachedLayers
 ) -> tuple[Any, Capture | CannotReplay]:
-    """What `model(**inputs, return_dict=True)` gives, and the ops of that call, or why those of the next cannot be told."""
+    """Return the output of `model(**inputs, return_dict=True)`, and the ops of that call, or why they cannot be replayed."""
     captured = Capture()
     refusals: list[str] = []
 
@@ -164,10 +165,10 @@ def _name(
 
 
 def _find_written(captured: Capture, before: dict[int, StoredTokens], held: dict[int, StoredTokens]) -> None:
-    """Which layers got the token; how many they held becomes `Past` where fused layers are told of it.
+    """Find the layers that got the token; their lengths become `Past` in the arguments of fused layers.
 
     Raises:
-        CannotReplay: what was written is not one token more in each of some layers.
+        CannotReplay: the layers did not get exactly one token.
     """
     for number, op in enumerate(captured.ops):
         if op.func is not _DECODER_LAYERS:
@@ -192,10 +193,10 @@ def _find_written(captured: Capture, before: dict[int, StoredTokens], held: dict
 
 
 def _find_put(captured: Capture, before: dict[int, Concatenated], joined: dict[int, Concatenated]) -> None:
-    """Which layers have new keys and values.
+    """Find the layers with new keys and values.
 
     Raises:
-        CannotReplay: these are not of one token more, or no op has made them.
+        CannotReplay: they do not have exactly one token more, or no captured op created them.
     """
     for index, layer in joined.items():
         if index not in before:
@@ -210,7 +211,7 @@ def _find_put(captured: Capture, before: dict[int, Concatenated], joined: dict[i
 
 
 def _counts_values(func: Any, args: tuple[Any, ...]) -> bool:
-    """Whether values decide on the shape of what an op gives: Python may go by it."""
+    """Return whether the output shape of an op depends on values, which Python code may use."""
     if func is torch.ops.aten.index.Tensor:
         return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1])
     return torch.Tag.dynamic_output_shape in func.tags

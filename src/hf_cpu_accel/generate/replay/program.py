@@ -1,4 +1,4 @@
-"""What all decode steps have in common, as a list of ops that makes the logits of the next token."""
+"""The common form of all decode steps: a list of ops that computes the logits of the next token."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class Step:
     """One op.
 
     Attributes:
-        outputs: the names of what it gives, if there are tensors in it.
-        answer: what it gave if that was no tensor, and has to be given again for the step to be the same.
+        outputs: the names of its outputs, if there are tensors among them.
+        answer: its output if that is no tensor; the step is valid only while it stays equal.
         writes: whether it writes to some of its arguments.
     """
 
@@ -46,11 +46,11 @@ class Step:
 
     @property
     def is_check(self) -> bool:
-        """Whether it only tells something, such as whether weights still have the values they had."""
+        """Return whether the op only returns a condition, for example whether weights still have the same values."""
         return not self.outputs and not self.writes
 
     def take(self, known: dict[Name, Any], step: int) -> bool:
-        """Call the op; False if its answer is another than it was."""
+        """Call the op; return False if its answer differs."""
         output = self.func(
             *[source.value(known, step) for source in self.args],
             **{name: source.value(known, step) for name, source in self.kwargs.items()},
@@ -64,7 +64,7 @@ class Step:
         return self.writes or (type(output) is type(self.answer) and output == self.answer)
 
     def is_of(self, op: Op, captured: Capture, step: int) -> bool:
-        """Whether it would be the op of a captured step."""
+        """Return whether this step equals the op of a captured step."""
         return (
             self.func is op.func
             and len(self.args) == len(op.args)
@@ -86,7 +86,7 @@ class Program:
         first, second: two steps, one after the other.
 
     Raises:
-        CannotReplay: they do not tell the next one.
+        CannotReplay: they do not determine the next one.
     """
 
     def __init__(self, first: Capture, second: Capture, layers: CachedLayers) -> None:
@@ -131,7 +131,7 @@ class Program:
         self._dropped = {index: held.dropped for index, held in second.written.items() if index not in told}
 
     def is_of(self, captured: Capture, step: int) -> bool:
-        """Whether it tells that captured step."""
+        """Return whether the program predicts that captured step."""
         return (
             len(captured.ops) == len(self._all)
             and all(mine.is_of(op, captured, step) for mine, op in zip(self._all, captured.ops, strict=True))
@@ -140,13 +140,13 @@ class Program:
         )
 
     def run(self, inputs: Mapping[str, Any], step: int, *, keeps: bool = True) -> Tensor | None:
-        """The logits of that step; None if it is another one than foreseen: the model is to be called for it.
+        """Return the logits of that step, or None if the step differs from the prediction and the model has to be called.
 
         Args:
-            keeps: whether the cache goes on with the token.
+            keeps: whether the token stays in the cache.
 
         Raises:
-            RuntimeError, ValueError, IndexError: an op failed, after states were written that cannot be taken back.
+            RuntimeError, ValueError, IndexError: an op failed after states were written that cannot be restored.
         """
         given = self._step_inputs(inputs, step)
         if given is None:
@@ -171,7 +171,8 @@ class Program:
     def _step_inputs(
         self, inputs: Mapping[str, Any], step: int
     ) -> tuple[dict[Name, Any], list[KeyValueStorage]] | None:
-        """What a step begins with, by name, and where it writes the token's keys and values; None if that is not as foreseen."""
+        """Return the tensors of a step by name, and the storages for the token's keys and values, or None if they differ from
+        the prediction."""
         if not all(sizes.are_those_of(inputs[name[1]], step) for name, sizes in self._inputs.items()):
             return None
         if not all(map(is_, self._layers.states(), self._states)):
@@ -199,7 +200,7 @@ class Program:
 
 @dataclass(frozen=True)
 class _Sizes:
-    """Those of an input in the first captured step, and by how much they grow in each."""
+    """The sizes of an input in the first captured step, and their growth per step."""
 
     first: tuple[int, ...]
     more: tuple[int, ...]
@@ -248,7 +249,7 @@ def _step(number: int, first: Capture, second: Capture) -> Step:
 
 
 def _live(steps: list[Step], results: set[Name]) -> list[Step]:
-    """Those of `steps` that the results depend on, that write, or that tell something."""
+    """Return those of `steps` that the results depend on, that write, or that check something."""
     wanted, live = set(results), []
     for step in reversed(steps):
         if step.writes or step.is_check or not wanted.isdisjoint(step.outputs):

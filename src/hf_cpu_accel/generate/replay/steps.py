@@ -1,4 +1,4 @@
-"""The model's decode steps: some are captured, and when two of them foretell a third the rest are replayed."""
+"""The decode steps of a model: some are captured, and once two of them predict a third, the rest are replayed."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class DecodeSteps:
         self._inputs: dict[str, Any] = {}  # what that was called with
 
     def __call__(self, inputs: Mapping[str, Any]) -> Any:
-        """`model(**inputs, return_dict=True)`; of replayed steps the logits alone are new in what it gives."""
+        """Return `model(**inputs, return_dict=True)`; replayed steps update only its logits."""
         length, self._length = self._length, self._length + 1
         if self._limit is not None and length >= self._limit - 1:
             self._begin_again()
@@ -109,7 +109,8 @@ class DecodeSteps:
         return outputs
 
     def _try(self, program: Program, inputs: Mapping[str, Any], length: int) -> Any:
-        """What the model gives; the program goes on if it gives the same, as it does not where code fills tensors past the ops."""
+        """Run the model and the program, and keep the program if both agree. They differ if code other than the captured ops
+        fills tensors."""
         logits = program.run(inputs, length - self._first, keeps=False)
         outputs = self._model(**inputs, return_dict=True)
         if logits is not None and torch.equal(logits, outputs.logits):
@@ -119,7 +120,7 @@ class DecodeSteps:
         return outputs
 
     def _is_as_captured(self, inputs: Mapping[str, Any]) -> bool:
-        """Whether the model would do as in the captured steps, as far as can be told without its code."""
+        """Return whether the model would act as in the captured steps, as far as its arguments and hooks show."""
         if self._handles != RemovableHandle.next_id:
             if _is_watched(self._model):
                 return False
@@ -138,12 +139,12 @@ class DecodeSteps:
         return True
 
     def _begin_again(self) -> None:
-        """Steps are captured anew, from a later one on."""
+        """Capture the steps again, from a later one on."""
         if self._program is not None or self._captures_left:
             self._program, self._captures, self._captures_left = None, [], _MOST_CAPTURES
 
     def _stop(self, reason: str) -> None:
-        """The model is called from now on."""
+        """Call the model from now on."""
         _log.debug("decode steps of %s are not replayed: %s", type(self._model).__name__, reason)
         self._program, self._captures, self._captures_left, self._limit = None, [], 0, None
 
@@ -155,7 +156,7 @@ def _can_be_captured(model: nn.Module, tokens: int | None) -> bool:
 
 
 def _is_compiled(module: nn.Module) -> bool:
-    """Whether the user had torch compile it, which is not to be traced anew below a mode."""
+    """Return whether the user compiled the module with torch, which must not be traced again below a mode."""
     return module._compiled_call_impl is not None or hasattr(
         instance_forward(module), "_torchdynamo_orig_callable"
     )
