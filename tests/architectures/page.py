@@ -135,7 +135,7 @@ def _obstacles(ran: list[Result]) -> str:
 
 def _short(reason: str) -> str:
     """Return a reason without the suffix that all reasons of layers have."""
-    return reason.removesuffix(": its parts run one by one")
+    return reason.removesuffix(": its parts run separately")
 
 
 def _error(told: Result | None) -> str:

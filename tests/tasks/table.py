@@ -18,7 +18,7 @@ from tests.tasks.all import CASES
 from tests.tasks.case import Case
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "tasks.md"
-_GENERATION = ("keys and values", "greedy search and sampling", "beam search", "continuous batching")
+_GENERATION = ("KV cache", "greedy search and sampling", "beam search", "continuous batching")
 _HEAD = """\
 # Pipeline tasks
 
@@ -79,7 +79,7 @@ def _state(layers: Mapping[str, str | None], replaced: Sequence[PlanItem]) -> st
 
 def _counts(item: PlanItem) -> bool:
     """Return whether a module that was not replaced may take noticeable time."""
-    small = ("table lookup", "one op already", "output features", "transformers' own", "shares its weight")
+    small = ("table lookup", "a single op", "output features", "of transformers", "shares its weight")
     assert item.reason is not None
     return not any(part in item.reason for part in small)
 
