@@ -28,7 +28,7 @@ from hf_cpu_accel.patching.interruption import Uninterrupted
 from hf_cpu_accel.patching.originals import OriginalsStore
 from hf_cpu_accel.patching.override import Override
 from hf_cpu_accel.patching.restore import Journal, ThreadCount, add_attribute
-from hf_cpu_accel.rewrite.apply import apply
+from hf_cpu_accel.rewrite.apply import apply_stages
 from hf_cpu_accel.rewrite.core.calibration import Example
 from hf_cpu_accel.rewrite.core.packed_source import PackedSource
 from hf_cpu_accel.runtime.fork import new_reentrant_lock
@@ -89,7 +89,7 @@ def accelerate_roots(
     Args:
         roots: the models.
         settings: the settings.
-        saved: the packed weights of a single model from a file, as for `rewrite.apply`.
+        saved: the packed weights of a single model from a file, as for `apply_stages`.
         choices: the choices of dtypes for `settings.accuracy`, one per model.
         calibration: the calls to calibrate a single model on.
     """
@@ -105,7 +105,7 @@ def accelerate_roots(
                     settings, root.module, threads=threads.count, thread_reason=threads.reason, choice=choice
                 )
                 started.append(root.module)
-                acceleration = apply(
+                acceleration = apply_stages(
                     root.module,
                     plan,
                     trains=root.trains,

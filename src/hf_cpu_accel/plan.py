@@ -116,7 +116,7 @@ class Plan:
     threads: int
     thread_reason: str
     kernels: str
-    providers: str = "ours only"
+    providers: str = "hf_cpu_accel only"
     compile_state: str = "off"
     recompiles: int = 0
     compiled: tuple[CompiledRegion, ...] = ()

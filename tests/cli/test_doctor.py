@@ -111,7 +111,7 @@ def test_unknown_tier_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(hardware, "detect", hardware.probe)
     code, output = run()
     assert code == 1
-    assert "'fast' is no instruction tier" in output
+    assert "'fast' is not an instruction tier" in output
     assert "unset HF_CPU_ACCEL_ISA" in output
 
 

@@ -39,9 +39,9 @@ _MEANINGS = {
     "group norm + SiLU": "a norm and its activation in one op",
     "convolution": "a convolution with weights packed for this CPU",
     "convolution block": "convolution, norm and activation in one op",
-    "convolution over time as linear": "a convolution over time as one matrix product",
-    "pixels as linear": "a 1 x 1 convolution as one matrix product",
-    "keys and values": "the KV cache in fewer bytes",
+    "conv1d as linear": "a convolution over time as one matrix product",
+    "pointwise convolution as linear": "a 1 x 1 convolution as one matrix product",
+    "KV cache": "the KV cache in fewer bytes",
     "greedy search and sampling": "the loop of generate with less overhead",
     "beam search": "the loop of beam search with less overhead",
     "continuous batching": "several sequences in one batch, on request",
@@ -50,7 +50,7 @@ _MEANINGS = {
 _MESSAGES = {
     "source rows": "rows of neighbors are reduced in place, without a copy per edge",
     "source rows x weight": "rows of neighbors are weighted and reduced in place, without a copy per edge",
-    "messages of its own": "messages of edges are reduced in one op",
+    "custom messages": "messages of edges are reduced in one op",
 }
 _FIRST_TOKEN = "first token: "
 
