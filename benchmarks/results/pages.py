@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import textwrap
 from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
@@ -21,9 +23,9 @@ the measurement is done and what the columns mean is told in [docs/how-to/benchm
 `make bench` and `make bench-peers` (nothing else running) put the tables of your machine here. Weights are random, so the accuracy
 columns speak about rounding, not about tasks: for trained weights see `hf-cpu-accel demo`."""
 _CAPTION = """\
-Milliseconds of a call, or tokens per second; in brackets how many times as fast as eager float32 of the same run (Llama: eager
-bfloat16; GCN: PyTorch Geometric on `edge_index`). Random weights of the real shapes. Where the harness took turns it is the median
-of the ratios inside the rounds, and not that of the two medians."""
+{name}, {setup}; {versions}. Speedups are medians of per-round ratios over PyTorch (eager) in float32. The rival is OpenVINO in
+float32 and int8. For Llama it is llama.cpp in bfloat16 and Q4_0, beside ours in bfloat16 and int4, over eager bfloat16. For GCN it
+is PyTorch Geometric on a sparse matrix. Weights are random, shapes are real."""
 
 
 def pages(folder: Path = FOLDER) -> dict[Path, str]:
@@ -54,8 +56,12 @@ def readme(text: str, known: Sequence[Machine]) -> str:
 
 
 def numbers(known: Sequence[Machine]) -> str:
-    """What the README shows."""
-    return f"{headline.markdown(headline.rows(known), known)}\n\n{_CAPTION}"
+    """Return what the README shows: the table, and what was measured where."""
+    machine, table = headline.latest(known)
+    cores = table.setup.split(", ", 1)[1]
+    packages = re.sub(r"^Python [\d.]+, ", "", table.versions)
+    caption = _CAPTION.format(name=machine.name, setup=cores, versions=packages)
+    return f"{headline.markdown(known)}\n\n{textwrap.fill(caption, 125, break_on_hyphens=False)}"
 
 
 def index(known: Sequence[Machine]) -> str:

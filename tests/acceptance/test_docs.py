@@ -97,7 +97,7 @@ def test_python_runs_as_written(
     done = run_program(start, folder=tmp_path, environment=os.environ)
     assert done.returncode == 0, done.stderr
     if document.name == "README.md":
-        assert "modules replaced" in done.stdout
+        assert "layers x6" in done.stdout or "encoder_layer" in done.stdout, done.stdout
     if title(document) == "tutorials/pipeline.md":
         assert (tmp_path / "my-model" / "config.json").is_file()
         assert (tmp_path / "my-model" / "cpu_accel_config.json").is_file()
@@ -152,6 +152,19 @@ def test_links_and_figures_are_there(document: Path) -> None:
             assert anchor[1:] in {heading.lower().replace(" ", "-") for heading in headings}, target + anchor
 
 
-def test_the_readme_is_short() -> None:
-    assert len(DOCUMENTS[0].read_text(encoding="utf-8").splitlines()) <= 150
-    assert SENTIMENT in DOCUMENTS[0].read_text(encoding="utf-8")
+def test_the_readme_convinces_on_one_screen() -> None:
+    """The first 40 lines hold the code, the picture and the table of numbers."""
+    lines = DOCUMENTS[0].read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= 120
+    screen = "\n".join(lines[:40])
+    assert SENTIMENT in screen
+    assert "accelerate_for_cpu(pipe)" in screen
+    assert "docs/figures/speedups-dark.svg" in screen
+    assert len(re.findall(r"^\| [^|-]", screen, re.MULTILINE)) >= 6
+
+
+def test_the_docs_are_short() -> None:
+    """25,000 words outside of the pages that list every model type and task."""
+    generated = {"reference/models.md", "reference/tasks.md"}
+    pages = [page for page in DOCUMENTS if page.is_relative_to(ROOT / "docs") and title(page) not in generated]
+    assert sum(len(page.read_text(encoding="utf-8").split()) for page in pages) <= 25_000

@@ -110,7 +110,9 @@ def add_rms_norm_reference(
     return _normalize(total, weight, None, eps, centered=False).to(input.dtype), _fresh(total, input)
 
 
-def _normalize(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, *, centered: bool) -> Tensor:
+def _normalize(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, *, centered: bool
+) -> Tensor:
     if centered:
         x = x - x.mean(dim=-1, keepdim=True)
         x = x - x.mean(dim=-1, keepdim=True)  # the low part of the mean, as in the kernel
