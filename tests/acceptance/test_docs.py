@@ -12,6 +12,19 @@ from tests.acceptance.documents import DOCUMENTS, ROOT, blocks, python_script, t
 from tests.acceptance.hub import MINILM, SENTIMENT
 from tests.programs import run_program
 
+# A server with one model, which the client of `openai` calls without a port.
+SERVER = """
+import functools
+import openai
+from starlette.testclient import TestClient
+from hf_cpu_accel.serve.http.app import Service
+from hf_cpu_accel.serve.http.metrics import Metrics
+from hf_cpu_accel.serve.loading import Settings, load
+from hf_cpu_accel.serve.models import Models
+metrics = Metrics()
+client = TestClient(Service(Models([load({model!r}, metrics, Settings())]), metrics).app)
+openai.OpenAI = functools.partial(openai.OpenAI, http_client=client)
+"""
 # What a page takes as given: "your own" models and data, which the test has to bring.
 GIVEN = {
     "how-to/vision-and-speech.md": "from PIL import Image\nImage.new('RGB', (64, 48)).save('street.jpg')",
@@ -37,18 +50,8 @@ Path('folder').mkdir()
 write_form(Path('gptq-folder'), 'gptq')
 write_file(Path('folder'), 'llama').rename('folder/model.Q4_1.gguf')
 """,
-    "reference/server.md": f"""
-import functools
-import openai
-from starlette.testclient import TestClient
-from hf_cpu_accel.serve.http.app import Service
-from hf_cpu_accel.serve.http.metrics import Metrics
-from hf_cpu_accel.serve.loading import Settings, load
-from hf_cpu_accel.serve.models import Models
-metrics = Metrics()
-client = TestClient(Service(Models([load({MINILM!r}, metrics, Settings())]), metrics).app)
-openai.OpenAI = functools.partial(openai.OpenAI, http_client=client)
-""",
+    "reference/server.md": SERVER.format(model=MINILM),
+    "tutorials/embeddings.md": SERVER.format(model=f"minilm={MINILM}"),
     "how-to/compile.md": f"""
 import os
 from transformers import AutoModel
@@ -98,7 +101,7 @@ def test_python_runs_as_written(
     assert done.returncode == 0, done.stderr
     if document.name == "README.md":
         assert "layers x6" in done.stdout or "encoder_layer" in done.stdout, done.stdout
-    if title(document) == "tutorials/pipeline.md":
+    if title(document) == "how-to/load.md":
         assert (tmp_path / "my-model" / "config.json").is_file()
         assert (tmp_path / "my-model" / "cpu_accel_config.json").is_file()
 
@@ -128,6 +131,9 @@ def test_commands_and_their_options_exist(document: Path) -> None:
             result = CliRunner().invoke(app, [words[0], "--help"], env={"COLUMNS": "200"})
             assert result.exit_code == 0, result.output
             assert all(option in result.output for option in options), line
+        elif program == "python" and words[0].endswith(".py"):
+            script = (ROOT / words[0]).read_text(encoding="utf-8")
+            assert all(f'"{option}"' in script for option in options), line
         else:
             assert (program, words[0]) == ("python", "-m"), line
             module = ROOT / words[1].replace(".", "/")
@@ -166,5 +172,7 @@ def test_the_readme_convinces_on_one_screen() -> None:
 def test_the_docs_are_short() -> None:
     """25,000 words outside of the pages that list every model type and task."""
     generated = {"reference/models.md", "reference/tasks.md"}
-    pages = [page for page in DOCUMENTS if page.is_relative_to(ROOT / "docs") and title(page) not in generated]
+    pages = [
+        page for page in DOCUMENTS if page.is_relative_to(ROOT / "docs") and title(page) not in generated
+    ]
     assert sum(len(page.read_text(encoding="utf-8").split()) for page in pages) <= 25_000
