@@ -2,6 +2,7 @@
 
 import os
 import re
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,8 @@ folder = os.getcwd()
 }
 # Pages about packages that the suite lacks; `make test-adapters` runs them.
 ELSEWHERE = {"how-to/other-libraries.md"}
+# Pages with trained weights or their own data: their Python prints the text block that follows it, with the digits of this CPU.
+SHOWN = {"tutorials/embeddings.md", "tutorials/gnn.md"}
 # Languages of blocks. What is typed into a shell is held against the command's own --help: most of it takes minutes, or downloads.
 LANGUAGES = {"python", "bash", "text"}
 # Commands that are not ours: what they do is not for these tests to say. (tests/cli/test_optimum_cli.py is about optimum's.)
@@ -102,6 +105,10 @@ def test_python_runs_as_written(
     assert done.returncode == 0, done.stderr
     if document.name == "README.md":
         assert "layers x6" in done.stdout or "encoder_layer" in done.stdout, done.stdout
+    if title(document) in SHOWN:
+        for code, output in pairwise(blocks(document)):
+            if (code.language, output.language) == ("python", "text"):
+                assert re.sub(r"\d", "0", output.text) in re.sub(r"\d", "0", done.stdout)
     if title(document) == "how-to/load.md":
         assert (tmp_path / "my-model" / "config.json").is_file()
         assert (tmp_path / "my-model" / "cpu_accel_config.json").is_file()
