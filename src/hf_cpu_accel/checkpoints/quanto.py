@@ -22,28 +22,32 @@ from hf_cpu_accel.packing.affine import AffineGroups
 
 
 def read(module: nn.Module) -> StoredWeight | None:
-    """A frozen `QLinear`."""
+    """Read a frozen `QLinear`; None for other modules."""
     host = sys.modules.get("optimum.quanto.nn.qlinear")
     if host is None or not isinstance(module, host.QLinear) or not is_stand_in(module.weight):
         return None
     weight: Any = module.weight
     form, in_features = f"quanto {weight.qtype.name}", weight.shape[1]
     is_float, in_groups = weight.qtype.is_floating_point, hasattr(weight, "_group_size")
-    given = (weight._group_size if in_groups else None) or in_features
-    group = holding_group(given, in_features)
+    stored_group = (weight._group_size if in_groups else None) or in_features
+    group = holding_group(stored_group, in_features)
     refusal = None
     if weight.axis not in (0, None):
         refusal = f"{form}: scales per input feature are not supported"
     elif group is None and not is_float:
-        refusal = f"{form}: groups of {given} input features are not supported"
-    held = group or 32
-    rows = _rows_of_groups(weight, given, held) if in_groups else _rows_of_bytes(weight, held)
+        refusal = f"{form}: groups of {stored_group} input features are not supported"
+    packed_group = group or 32
+    rows = (
+        _rows_of_groups(weight, stored_group, packed_group)
+        if in_groups
+        else _rows_of_bytes(weight, packed_group)
+    )
     return StoredWeight(
         form,
         weight.shape[0],
         in_features,
         4 if in_groups else 8,
-        held,
+        packed_group,
         None if is_float else rows,
         integers_of(weight),
         refusal,
