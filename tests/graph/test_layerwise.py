@@ -86,7 +86,7 @@ def test_what_cannot_be_cut_into_chunks(x: Tensor, edge_index: Tensor) -> None:
         (torch.nn.Linear(FEATURES, 3).eval(), "with layers", TypeError),
         (pyg.GraphSAGE(FEATURES, 16, 2), "training mode", ValueError),
         (pyg.GraphSAGE(FEATURES, 16, 2, jk="cat").eval(), "jk='cat'", ValueError),
-        (graph_norm, "a norm at other nodes", ValueError),
+        (graph_norm, "a norm reads other nodes", ValueError),
     ):
         with pytest.raises(error, match=problem):
             inference(model, x, edge_index)

@@ -188,7 +188,7 @@ class CompressedTensorsCheckpoint:
     @property
     def not_honored(self) -> tuple[str, ...]:
         asked = {f"activations in {scheme.activations} bits" for scheme in self.schemes if scheme.activations}
-        return (*sorted(asked), *(["a quantized cache of keys and values"] if self.has_cache_scheme else ()))
+        return (*sorted(asked), *(["a quantized KV cache"] if self.has_cache_scheme else ()))
 
     def layout(self, path: str, out_features: int, in_features: int, tensors: Tensors) -> Layout | None:
         """Return the layout of the linear at `path`; None if it has a plain weight.

@@ -1,4 +1,4 @@
-"""optimum-quanto's linears: integers of 2, 4 or 8 bits, or floats of 8 bits, in tensor classes of its own."""
+"""The linears of optimum-quanto: integers of 2, 4 or 8 bits, or float8, in its own tensor classes."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _floats(weight: Any, first: int, last: int) -> Tensor:
 
 
 def _scale_of(weight: Any, first: int, last: int) -> Tensor:
-    """float32 [last - first, 1]."""
+    """Return the scales of rows [first, last), float32 [last - first, 1]."""
     scale = weight._scale.detach().float().reshape(-1, 1)
     return scale.expand(last - first, 1) if len(scale) == 1 else scale[first:last]
 
@@ -90,7 +90,7 @@ def _rows_of_groups(weight: Any, given: int, group: int) -> Callable[[int, int],
             spread(part.detach(), given, first, last, columns, group)
             for part in (weight._scale, weight._shift)
         )
-        # A shift is a number of the weight, or an integer like q.
+        # A shift is either a value of the weight, or an integer like q.
         offset = -shift if weight._shift.is_floating_point() else -scale * shift
         return AffineGroups(q, scale, offset, 4, group)
 
@@ -98,7 +98,7 @@ def _rows_of_groups(weight: Any, given: int, group: int) -> Callable[[int, int],
 
 
 def _unpacked(packed: Any, start: int, stop: int) -> Tensor:
-    """The elements [start, stop) of a flattened `PackedTensor`, whose first rows are in the lowest bits: uint8."""
+    """Return the elements [start, stop) of a flattened `PackedTensor` as uint8; its first rows are in the lowest bits."""
     rows, width = packed.shape
     words: Tensor = packed._data.detach()
     first, last = start // width, min(-(-stop // width), rows)

@@ -1,4 +1,4 @@
-"""Linears whose weight torchao has put into a tensor class of its own, in plain integers or in the order of torch's CPU kernel."""
+"""Linears with a weight in a tensor class of torchao, in plain integers or in the layout of torch's CPU kernel."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _agreement(weight: Any) -> str:
 
 
 def _integers(weight: Any, bits: int, group: int) -> Rows:
-    """An integer with a sign for each value; a scale and perhaps a zero for each block of rows and columns."""
+    """Read signed integers, with a scale and optionally a zero per block of rows and columns."""
     block_rows, given = weight.block_size
     middle = 2 ** (bits - 1)
 
@@ -90,7 +90,7 @@ def _integers(weight: Any, bits: int, group: int) -> Rows:
 
 
 def _pairs(weight: Any, bits: int, group: int) -> Rows:
-    """Two integers with a sign in a byte, the first in its low half; scales and what is added to them [groups, out_features]."""
+    """Read two signed integers per byte, the first in the low half; scales and offsets are [groups, out_features]."""
     given = weight.block_size[1]
 
     def rows(first: int, last: int) -> AffineGroups:

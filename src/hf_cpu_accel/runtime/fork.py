@@ -1,6 +1,6 @@
 """A forked process goes on with one thread of its parent's, and with memory as it lay there at that moment.
 
-Two things would then wait for ever. GNU's OpenMP, with which torch's packages for Linux are built, hands work to the threads of the
+Two things would then wait forever. GNU's OpenMP, with which torch's packages for Linux are built, hands work to the threads of the
 parent: torch hangs in the child of a process that has computed on two threads, with this package or without. And a lock that
 another thread held is never given back. So the OpenMP threads of the thread that forks are ended before (the next parallel region
 starts new ones, on both sides, in some 100 us), and our locks are free in the child.
