@@ -10,10 +10,10 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-NATIVE_ATTENTION = "hf_cpu_accel"  # ours, behind transformers' attention interface
-STOCK_ATTENTION = "sdpa"  # the one whose place it takes
+NATIVE_ATTENTION = "hf_cpu_accel"  # of this package, in transformers' attention interface
+STOCK_ATTENTION = "sdpa"  # the implementation that it replaces
 
-# The arguments that take a cache of keys and values: of transformers since 5.24, before that, and of older layers.
+# The names of the argument for a KV cache: of transformers since 5.24, before that, and of older layers.
 CACHES = ("cache", "past_key_values", "layer_past", "past_key_value")
 STATES = "cache_params"  # its name in recurrent mixers before 5.24
 

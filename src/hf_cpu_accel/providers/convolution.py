@@ -155,7 +155,7 @@ def compute_dtype(dtype: str) -> torch.dtype:
 
 
 def sample_of(in_channels: int, *, many: bool) -> Sample:
-    """Return the sample for a convolution with `in_channels`; `many` means very many weights."""
+    """Return the sample for a convolution with `in_channels`; `many` means a large weight."""
     return _COLORS if in_channels < MIN_CHANNELS else _MANY if many else _USUAL
 
 
