@@ -88,7 +88,7 @@ def with_pass(uuid: Callable[[], str]) -> dict[str, Any]:
 
 
 def inductor_folder() -> Path:
-    """Return the folder of Inductor's caches, some of which are pickles."""
+    """Return the folder of Inductor's caches (some of its files are pickles)."""
     from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
     return Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or default_cache_dir())
