@@ -89,7 +89,7 @@ def test_rounding_is_measured_and_told(name: str, dtype: str, form: str) -> None
     items = {item.name: item for item in explain(model).items}
     for key in SIZES:
         error = ((model.get_submodule(key).unpack() - true[key]).norm() / true[key].norm()).item()
-        told = re.search(rf"; in {form} ([\d.e-]+) off\)", items[key].structure)
+        told = re.search(rf"; rounding to {form}: ([\d.e-]+)\)", items[key].structure)
         assert told is not None, items[key].structure
         assert float(told[1]) == pytest.approx(error, rel=0.05)
         assert 0 < error < 0.01
@@ -99,7 +99,7 @@ def test_rounding_is_measured_and_told(name: str, dtype: str, form: str) -> None
 def test_an_exact_form_says_nothing_of_rounding(name: str) -> None:
     model = Projections(EXACT[name][0] if name in EXACT else AS_ASKED[name])
     accelerate_for_cpu(model, dtype="float32")
-    assert " off" not in " ".join(item.structure for item in explain(model).items)
+    assert "rounding to" not in " ".join(item.structure for item in explain(model).items)
 
 
 @pytest.mark.parametrize("make", [Linear8bitLt.random, ROUNDED["bitsandbytes NF4"]], ids=["int8", "NF4"])

@@ -2,7 +2,7 @@
 
 In transformers a few features are far larger than the others in every row. They determine the range of the row, and so the step
 that all its features are rounded to. H mixes each feature with 15 others, so that rows and weights have values of similar size.
-Rounding errors are then a third to a half (docs/reference/dtypes.md). The product is unchanged, since H H = 16, and H needs no
+Rounding errors are then a third to a half (benchmarks/history/2026-11.md). The product is unchanged, since H H = 16, and H needs no
 calibration data (Ashkboos et al. 2024, QuaRot, arXiv:2404.00456).
 
 In each whole block of BLOCK features, the features i, i + 8, ..., i + 120 (for each i < 8) are multiplied by R (x) R with

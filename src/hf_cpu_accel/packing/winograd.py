@@ -6,7 +6,7 @@ The image is cut into overlapping tiles of 4 x 4 pixels with stride 2. Each tile
     output = A^T [(G weight G^T) * (B^T tile B)] A
 
 with * elementwise and a sum over the channels, so the 16 positions of a tile are 16 matrix products. Rounding the transformed
-values to bfloat16 adds about 1.5 times the error of rounding weight and image (docs/reference/dtypes.md).
+values to bfloat16 adds about 1.5 times the error of rounding weight and image (benchmarks/history/2026-11.md).
 """
 
 from __future__ import annotations
