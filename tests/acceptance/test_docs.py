@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from hf_cpu_accel.cli.main import app
@@ -137,6 +138,21 @@ def test_commands_and_their_options_exist(document: Path) -> None:
             code = source.read_text(encoding="utf-8") + (ROOT / "benchmarks" / "session.py").read_text()
             names = {option: option[2:].replace("-", "_") for option in options}
             assert all(option in code or f"{name}:" in code for option, name in names.items()), line
+
+
+def test_the_reference_lists_all_options_of_all_commands() -> None:
+    pages = [
+        (ROOT / "docs" / "reference" / f"{name}.md").read_text(encoding="utf-8") for name in ("cli", "server")
+    ]
+    common = pages[0].split("\n## `")[0]
+    for name, command in get_command(app).commands.items():
+        section = pages[0].split(f"\n## `{name}`\n")[1].split("\n## ")[0]
+        text = common + section + (pages[1] if name == "serve" else "")
+        options = {option for parameter in command.params for option in parameter.opts if option[:2] == "--"}
+        missing = {
+            option for option in options if f"`{option}" not in text and f"`--no{option[1:]}" not in text
+        }
+        assert not missing, name
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=title)
