@@ -61,7 +61,7 @@ class Setting(Written):
         (Counting(plain), "keeps state between calls (lengths)"),
         (Collecting(plain), "keeps state between calls (collected)"),
         (Drawing(plain), "draws random numbers"),
-        (Setting(plain), "__set__ of a tensor"),
+        (Setting(plain), "(__set__)"),
     ],
     ids=lambda value: type(value).__name__,
 )
