@@ -1,11 +1,9 @@
 """Deformable attention of detectors (Deformable DETR, Grounding DINO, Mask2Former, D-FINE): one op instead of sampling each
-image, stacking
-the samples and summing them.
+image, stacking the samples and summing them.
 
 Hosts have it as a module without weights, or as a function that a module calls by a global name or has as an attribute. It is
-recognized
-by the names of its arguments and by its output. A module that calls such a function runs its own code, with the function
-replaced.
+recognized by the names of its arguments and by its output. A module that calls such a function runs its own code, with the
+function replaced.
 """
 
 from __future__ import annotations

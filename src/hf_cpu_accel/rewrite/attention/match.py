@@ -55,8 +55,7 @@ class AttentionRule:
     """Swap configs instead of modules: the implementation is a field of the model's config, which other models may share.
 
     So the modules of the accelerated model get copies of their configs, one copy for each shared one, and `restore` sets the
-    originals again.
-    Only `"sdpa"` is replaced: eager attention may have been chosen for its attention weights.
+    originals again. Only `"sdpa"` is replaced: eager attention may have been chosen for its attention weights.
     """
 
     name = "attention"

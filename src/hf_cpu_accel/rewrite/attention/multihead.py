@@ -38,20 +38,17 @@ class PackedMultiheadAttention(FusedModuleMixin):
     """Mixed into the class of the original; it has its attributes, its bias and its `out_proj`, which is packed as well.
 
     query [B, L, E], key and value [B, S, E], or in the layout of `batch_first=False` and unbatched inputs -> output as the
-    query, and weights
-    [B, L, S] averaged over the heads, [B, heads, L, S], or None.
+    query, and weights [B, L, S] averaged over the heads, [B, heads, L, S], or None.
 
-    As in `PackedLinear` the packed weight is neither parameter nor buffer: under its name `state_dict()` and the attribute
-    have dequantized
-    values.
+    As in `PackedLinear` the packed weight is neither parameter nor buffer: under its name `state_dict()` and the attribute have
+    dequantized values.
 
     Attributes:
         group: the weight of queries, keys and values as three members.
         config: the settings of attention.
         weight_dtype: dtype of the weight for other code; follows `model.to(dtype)`.
-        kept: the original weight, with `originals="memory"`. It is no parameter: torch's encoder layers would read it instead
-            of calling
-            this module.
+        kept: the original weight, with `originals="memory"`. It is no parameter: torch's encoder layers would read it instead of
+            calling this module.
         rule: the name of the rule that created it.
     """
 

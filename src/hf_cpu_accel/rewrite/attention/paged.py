@@ -1,8 +1,7 @@
 """Attention of continuous batching: tokens of several sequences in one row, their keys in pages of transformers' cache.
 
 Before transformers 5.24 attention got the cache, to append keys and values. Since then layers call its `update`, which copies
-all keys out
-of the pages. Fused layers get a `PagesInPlace` instead, so that their attention gets the cache again.
+all keys out of the pages. Fused layers get a `PagesInPlace` instead, so that their attention gets the cache again.
 """
 
 from __future__ import annotations
@@ -60,8 +59,7 @@ def paged_attention_forward(
         query, key, value: [1, heads, tokens, features] of all sequences, one after the other.
         steps: arguments of transformers for this step: sliding_window, cu_seq_lens_q, and by layer type or group cu_seq_lens_k,
             read_index and write_index (`PagedAttentionArgs`); and `cache`, a `PagedAttentionCache`. Without that the keys and
-            values are
-            those of whole sequences already, and cu_seq_lens_k is that of this layer.
+            values are those of whole sequences already, and cu_seq_lens_k is that of this layer.
 
     Returns:
         [1, tokens, heads, features]

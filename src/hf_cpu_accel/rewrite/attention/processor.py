@@ -2,8 +2,7 @@
 
 A processor is a plain object that the host may replace at any time: an IP-Adapter has its own, a user sets one. All of them call
 `scaled_dot_product_attention` (the `native` backend of `dispatch_attention_fn` is that call, too). So the module keeps its
-processor, and
-while its forward runs, that one function is replaced.
+processor, and while its forward runs, that one function is replaced.
 """
 
 from __future__ import annotations
@@ -41,9 +40,8 @@ class AttentionConfig:
     """The settings of attention.
 
     Attributes:
-        bf16_intermediates: whether float32 over long sequences is computed in bfloat16, as other products of the model are,
-            or in
-            integers.
+        bf16_intermediates: whether float32 over long sequences is computed in bfloat16, as other products of the model are, or
+            in integers.
         measured: whether torch serves where it is faster.
     """
 

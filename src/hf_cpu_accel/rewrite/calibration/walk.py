@@ -1,10 +1,8 @@
 """Run many forwards of one model side by side, which wait at each linear until all have reached it.
 
 Each batch runs the host's own forward in its own thread, one of them at a time. At a linear it passes its input and waits. So
-the linear
-gets the inputs of all batches at once, and decides its computation from then on. A waiting forward holds only the activations
-that it
-still needs; nothing is computed twice, and no knowledge of the model is needed.
+the linear gets the inputs of all batches at once, and decides its computation from then on. A waiting forward holds only the
+activations that it still needs; nothing is computed twice, and no knowledge of the model is needed.
 """
 
 from __future__ import annotations
@@ -29,8 +27,7 @@ def walk(calls: Sequence[Callable[[], Any]], modules: Sequence[nn.Module], visit
     """Run `calls`, forwards of one model, with a stop at the first call of each of `modules`; all end after the last of these.
 
     The model is unchanged afterward, even after an error. The order is that in which the first call reaches the modules; if
-    calls reach
-    different ones, the module with most waiting calls is next.
+    calls reach different ones, the module with most waiting calls is next.
 
     Args:
         calls: functions without arguments, one for each batch.

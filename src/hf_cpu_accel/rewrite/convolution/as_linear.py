@@ -41,9 +41,8 @@ OVER_TIME = "conv1d as linear"
 class LinearConvolution(DeferringConvolution, PackedLinear):
     """A convolution as a linear: [B, C, *sizes] -> [B, out_channels, *sizes'].
 
-    Each row of its input has the values that the kernel covers in one place. The output is a view with channels last in
-    memory, which the
-    next convolution of this kind reads without a copy.
+    Each row of its input has the values that the kernel covers in one place. The output is a view with channels last in memory,
+    which the next convolution of this kind reads without a copy.
 
     Attributes:
         padding: zeros on either side of the input, per dimension, also if the convolution has `padding="same"`.

@@ -1,10 +1,8 @@
 """Convolutions that compute their weight in each call, by weight norm (Salimans and Kingma 2016, arXiv:1602.07868). Rules get a
-plain
-convolution with the same weight, computed once.
+plain convolution with the same weight, computed once.
 
 The replacement has the source parameters of the weight in place of a weight, so that state dicts keep their names and values.
-Writes to
-them are detected like those to other packed weights (rewrite/weight_edits.py).
+Writes to them are detected like those to other packed weights (rewrite/weight_edits.py).
 """
 
 from __future__ import annotations

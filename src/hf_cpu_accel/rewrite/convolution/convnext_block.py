@@ -1,6 +1,5 @@
 """Layer fusion for convolution networks: the ops after the depthwise convolution of a ConvNeXt block (Liu et al. 2022,
-arXiv:2201.03545) in
-one op call, residual included.
+arXiv:2201.03545) in one op call, residual included.
 
 A block is matched from the modules of a layer, whose linears are packed already, and verified on an image.
 """
@@ -58,9 +57,8 @@ class BlockParts:
 class FusedConvolutionBlock(FusedModuleMixin):
     """Mixed into the block's own class: [N, C, H, W] -> [N, C, H, W], channels last.
 
-    The children, hooks and attributes are those of the original. Its own forward runs where hooks read the linears, and while
-    a graph is
-    traced.
+    The children, hooks and attributes are those of the original. Its own forward runs where hooks read the linears, and while a
+    graph is traced.
     """
 
     _block: BlockParts

@@ -1,12 +1,9 @@
 """Convolutions that wait for a following norm, residual and activation, to compute them in one call.
 
 A host calls a convolution, then a batch norm, adds a residual, and applies an activation, each anywhere in its code. So the
-convolution
-returns a tensor without values. An op that can join returns another one, and the first op that reads values computes
-everything at once.
-A reader of the convolution's own output, such as a hook, gets its values: the order of calls does not matter. Where waiting
-gains
-nothing, or computes a convolution twice, it stops waiting.
+convolution returns a tensor without values. An op that can join returns another one, and the first op that reads values computes
+everything at once. A reader of the convolution's own output, such as a hook, gets its values: the order of calls does not
+matter. Where waiting gains nothing, or computes a convolution twice, it stops waiting.
 """
 
 from __future__ import annotations

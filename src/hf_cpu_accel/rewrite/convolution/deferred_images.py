@@ -39,10 +39,8 @@ class DeferredImages(LazyTensor):
     """[N, C, H, W], channels last, after some blocks that have not run yet.
 
     A reader of a block's output has it computed from the input, or from values that were read before. The next block then
-    continues from
-    these values instead of their int8 form. If nothing is int8, outputs that are still referenced are computed on the way, so
-    that no block
-    runs twice.
+    continues from these values instead of their int8 form. If nothing is int8, outputs that are still referenced are computed on
+    the way, so that no block runs twice.
     """
 
     _input: Tensor

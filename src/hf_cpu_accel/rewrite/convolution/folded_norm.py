@@ -62,8 +62,7 @@ class FoldedNorm(FusedModuleMixin):
 
 
 def fold_of(norm: nn.Module, channels: int) -> Fold | None:
-    """Return the fold of `norm` if it multiplies each of `channels` channels by a number and adds one, whatever the image; else
-    None.
+    """Return the fold of `norm` if it multiplies each of `channels` channels by a number and adds one, for any image; else None.
 
     The function tests values: norms with fixed statistics pass, norms that use the statistics of the batch do not.
     """

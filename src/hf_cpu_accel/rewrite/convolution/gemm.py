@@ -1,10 +1,8 @@
 """2-d convolutions by the GEMM of this package, on tiles of the image, or on patches that are gathered while packing.
 
-In int8 all of them use it: two to four times as fast as with floating point weights. In floating point it runs those that
-were measured
-to be as fast as oneDNN. By tiles (winograd.py) it is faster on nearly every CPU. Otherwise that differs between CPUs, and
-between
-convolutions of many pixels and those of a thousand channels.
+In int8 all of them use it: two to four times as fast as with floating point weights. In floating point it runs those that were
+measured to be as fast as oneDNN. By tiles (winograd.py) it is faster on nearly every CPU. Otherwise that differs between CPUs,
+and between convolutions of many pixels and those of a thousand channels.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
 """Grouped 1-d convolutions, the position embeddings of wav2vec 2.0 (Baevski et al. 2020, arXiv:2006.11477): a linear for each
-group, whose
-rows are overlapping views of the input.
+group, whose rows are overlapping views of the input.
 
 Their weights mostly are computed (weight norm), so the module keeps its parameters, and only its forward changes.
 """

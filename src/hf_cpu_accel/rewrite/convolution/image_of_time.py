@@ -1,12 +1,9 @@
 """1-d convolutions as convolutions of images of one row: dilated ones, as in vocoders and audio codecs, and others in float32.
 
 The kernel of this package gathers its input while packing it: on a Zen 4, int8 is four times and bfloat16 twice as fast as
-torch's
-kernel. torch's kernel converts the weight and the audio to other layouts in each call, in float32, too. In float32, oneDNN
-with a
-prepacked weight is faster for few channels. For many channels it takes twenty times as long if the audio is shorter or longer
-than the
-layout expects.
+torch's kernel. torch's kernel converts the weight and the audio to other layouts in each call, in float32, too. In float32,
+oneDNN with a prepacked weight is faster for few channels. For many channels it takes twenty times as long if the audio is
+shorter or longer than the layout expects.
 """
 
 from __future__ import annotations

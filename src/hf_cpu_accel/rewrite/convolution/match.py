@@ -73,12 +73,10 @@ class OneDNNConvolution(PackedConvolution):
 
     def own_weight(self, *, normalized: bool) -> OwnWeight | None:
         """Return the weight of a grouped convolution of few channels, or of a small one that reads the image itself, where
-        chains of mobile networks
-        begin.
+        chains of mobile networks begin.
 
         They have so few weights that a second copy does not matter. Larger ones may take most of the time of a stem: for a
-        ResNet's 7 x 7 kernel
-        the faster provider was measured.
+        ResNet's 7 x 7 kernel the faster provider was measured.
         """
         if normalized != (self.fold is not None) or not (self._is_grouped or self._is_first):
             return None

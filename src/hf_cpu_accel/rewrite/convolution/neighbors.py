@@ -1,6 +1,5 @@
 """Neighboring blocks of convolutions, as in MobileNet of transformers (Howard et al. 2017, arXiv:1704.04861): a loop of their
-model calls
-each, and all run in one call when the output of the last is read.
+model calls each, and all run in one call when the output of the last is read.
 
 Next to others a single convolution counts as a block, too: calling it takes as long as its arithmetic.
 """

@@ -1,10 +1,8 @@
 """Padding and ELUs around 1-d convolutions that run as linears, with channels last in memory.
 
 Audio codecs (SEANet: Tagliasacchi et al. 2020, arXiv:2009.02095) pad the audio on one side, by zeros or reflection, in the
-forward of a
-module around the convolution. torch's padding returns channels first for any input, so the input of a convolution with
-channels last
-would be transposed, and its output transposed back.
+forward of a module around the convolution. torch's padding returns channels first for any input, so the input of a convolution
+with channels last would be transposed, and its output transposed back.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Layer fusion for convolution networks: a residual block (He et al. 2015, arXiv:1512.03385), or a whole stage, in one call.
 
-The links are not guessed from classes or names: a module runs on a small image, and the calls of its convolutions and
-poolings are all
-that it does if its output is the last of theirs (trace.py). The chain is then verified on other images.
+The links are not guessed from classes or names: a module runs on a small image, and the calls of its convolutions and poolings
+are all that it does if its output is the last of theirs (trace.py). The chain is then verified on other images.
 """
 
 from __future__ import annotations
@@ -53,9 +52,8 @@ _PIXELS = (3, 1, 1)  # where layers that halve an image leave its shape; not all
 class FusedResidualBlock(FusedModuleMixin):
     """Mixed into the module's own class: [N, C, H, W] -> [N, C', H', W'], channels last.
 
-    The children, hooks and attributes are those of the original. Its own forward runs where hooks read values inside, for
-    other arguments,
-    and while a graph is traced.
+    The children, hooks and attributes are those of the original. Its own forward runs where hooks read values inside, for other
+    arguments, and while a graph is traced.
 
     Attributes:
         _bf16_intermediates: images between its convolutions are bfloat16, unless all weights are float32.

@@ -49,9 +49,8 @@ class Stack:
 
     Attributes:
         layers: (path below the root, module), in the order of the calls.
-        calls: one per layer, from a prompt whose first sequence is padded on the left by two tokens. The encoder output of
-            the second
-            sequence is padded on the right.
+        calls: one per layer, from a prompt whose first sequence is padded on the left by two tokens. The encoder output of the
+            second sequence is padded on the right.
         returned: whether the owner returns the output of the last layer unchanged.
     """
 

@@ -78,9 +78,8 @@ class Call:
 class DeferredHiddenStates(LazyTensor):
     """[B, q_len, C] after some layers, which have not run yet.
 
-    Nothing changes before they run: a model may stop early or fail between two layers, and two threads may run one. Each
-    layer runs once per
-    call. If the host keeps the hidden states of several layers, all of them are computed, in order.
+    Nothing changes before they run: a model may stop early or fail between two layers, and two threads may run one. Each layer
+    runs once per call. If the host keeps the hidden states of several layers, all of them are computed, in order.
     """
 
     _input: Tensor

@@ -44,9 +44,8 @@ def find_finish(
     """Return the ops that map attention's output `context` [B, L, H, D] to `given` [B, L, H * D], the input of the output
     projection.
 
-    The features of gates are among those of `raw` [B, L, N]. None: no known ops. If single heads are not visible (`context`
-    is None, or has
-    other features than the projection), the verification decides.
+    The features of gates are among those of `raw` [B, L, N]. None: no known ops. If single heads are not visible (`context` is
+    None, or has other features than the projection), the verification decides.
     """
     if context is None or context.flatten(-2).shape != given.shape:
         return Finish()

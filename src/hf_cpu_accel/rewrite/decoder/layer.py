@@ -38,10 +38,8 @@ class FusedDecoderLayer(BoundLayer):
     """Mixed into the layer's own class by `fuse`: the children, hooks and attributes are those of the original.
 
     A call that needs more than the op supports (attention weights, a quantized or offloaded cache, a custom mask) runs the
-    class's own
-    forward, over the same packed linears. So does a call while hooks watch the modules inside, and one with so many tokens
-    that other
-    providers compute the linears faster than fusing does.
+    class's own forward, over the same packed linears. So does a call while hooks watch the modules inside, and one with so many
+    tokens that other providers compute the linears faster than fusing does.
     """
 
     _hooks_of_next: dict[int, Any]

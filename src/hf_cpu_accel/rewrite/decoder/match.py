@@ -1,8 +1,7 @@
 """Match the trace of a decoder layer to its parts: each step of the layer must follow from the one before by a known formula.
 
-Names decide nothing. If several formulas are possible (which norm, which activation, where the residual is added), the values
-of the
-trace decide.
+Names decide nothing. If several formulas are possible (which norm, which activation, where the residual is added), the values of
+the trace decide.
 """
 
 from __future__ import annotations

@@ -59,9 +59,8 @@ class Role:
             tuple.
         is_returned: whether its output leaves the model unchanged.
         shared: the argument in which layers find keys and values of earlier ones, if the layer uses it.
-        keeps, takes: the keys there under which it stores its own, and finds those of another layer, whose `cache_index` it
-            then has;
-            or None.
+        keeps, takes: the keys there under which it stores its own, and finds those of another layer, whose `cache_index` it then
+            has; or None.
         skips_padding: whether left padding may be skipped; else calls with padding run the class's own forward.
     """
 

@@ -22,8 +22,7 @@ class RotarySource:
         argument: name of the argument that they come from.
         group: layers of one group have the same tables for the same argument.
         buffer: None if the argument is the tables; else the path of a buffer in the layer, [positions, rotary_dim] with the
-            sines of all
-            frequencies and then their cosines (GPT-J), and the argument are positions.
+            sines of all frequencies and then their cosines (GPT-J), and the argument are positions.
         halved: whether the tables hold all frequencies twice, one set after the other, while adjacent features are rotated
             (GLM).
         sines_first: whether the argument is (sin, cos) (GPT-J since transformers 5.24).

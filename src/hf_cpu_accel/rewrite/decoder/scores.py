@@ -1,10 +1,8 @@
 """Match the scores of a layer that computes its attention itself, from the products of queries and keys: their scale, ALiBi's
-slopes, and
-the hidden keys.
+slopes, and the hidden keys.
 
-ALiBi (Press et al. 2022, arXiv:2108.12409) subtracts `slope * distance` from a score. Hosts pass it to their layers as a bias
-of the
-keys alone, `slope * position`: the rest is equal for all keys of a query, and softmax cancels it.
+ALiBi (Press et al. 2022, arXiv:2108.12409) subtracts `slope * distance` from a score. Hosts pass it to their layers as a bias of
+the keys alone, `slope * position`: the rest is equal for all keys of a query, and softmax cancels it.
 """
 
 from __future__ import annotations
@@ -99,9 +97,8 @@ def _hidden(seen: Tensor, buffers: Iterable[Tensor]) -> tuple[int | None] | None
 class Slopes:
     """The argument `name` of a layer, a bias of the keys, and its slopes [heads] float32.
 
-    The bias is [heads, 1, kv_len or more] or, with the heads of all sequences one after another, [B * heads, 1, ...]; the
-    last columns
-    count. Scores get `factor` times its values.
+    The bias is [heads, 1, kv_len or more] or, with the heads of all sequences one after another, [B * heads, 1, ...]; the last
+    columns count. Scores get `factor` times its values.
     """
 
     name: str

@@ -93,8 +93,7 @@ class DecoderTrace:
         attention: the attention calls.
         inputs: further arguments with values for each token, [B, L, ...], by name.
         keeps, takes: keys of a mapping among the arguments of layers, under which it stores its keys and values for later
-            layers, and
-            finds those of an earlier one, which then count as stored; else None.
+            layers, and finds those of an earlier one, which then count as stored; else None.
         clips: whether it clamps the output of its first linears (OLMoE's clip_qkv), which few values show.
     """
 

@@ -29,9 +29,8 @@ from hf_cpu_accel.tolerance import DECODER_LAYER, MOST_ROWS
 class Verification:
     """The outputs of a layer for a prompt and the token after it, with a cache and a mask, and for a prompt without either.
 
-    The first sequence of the batch is padded on the left. Tables and positions are those with which the model called the
-    layer, and those
-    of the last token again for the one after it.
+    The first sequence of the batch is padded on the left. Tables and positions are those with which the model called the layer,
+    and those of the last token again for the one after it.
 
     Args:
         layer: the layer, which stays unchanged.
@@ -66,8 +65,7 @@ class Verification:
 
     def error(self, role: Role, *, masked: bool = True) -> float:
         """Return the error of the layer fused by `role`, relative to its change of the hidden states, of the worst row; with
-        experts, the worst of
-        most rows.
+        experts, the worst of most rows.
 
         Args:
             masked: with a cache and a mask, or without either.
@@ -99,8 +97,7 @@ class Verification:
 
     def is_rounding(self, role: Role) -> bool:
         """Return whether the fused layer is no farther from the layer in float32 than the layer itself is, when rounding between
-        its ops exceeds the
-        tolerance. Unscaled scores (Gemma 4) turn small differences into large ones.
+        its ops exceeds the tolerance. Unscaled scores (Gemma 4) turn small differences into large ones.
 
         Raises:
             Refused: the layer does not accept float32.

@@ -1,8 +1,7 @@
 """Encoder layers with disentangled attention (DeBERTa, He et al. 2021, arXiv:2006.03654): one op call.
 
-Their masks are [B, 1, L, L] truth values of any dtype, and hide whole rows: a query that is padding attends to all keys
-equally. If padding
-is computed, a mask of the lowest number does the same.
+Their masks are [B, 1, L, L] truth values of any dtype, and hide whole rows: a query that is padding attends to all keys equally.
+If padding is computed, a mask of the lowest number does the same.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """Embeddings of transformer encoders as one op: words, token types and positions are looked up, added and normalized.
 
-The tables and their indices are matched from a trace of one forward, not from the class or the names of its parts. The match
-is then
-verified: the op must agree with the module for ids with and without padding, for the longest sequence, and with and without
-token types
-and positions as arguments.
+The tables and their indices are matched from a trace of one forward, not from the class or the names of its parts. The match is
+then verified: the op must agree with the module for ids with and without padding, for the longest sequence, and with and without
+token types and positions as arguments.
 """
 
 from __future__ import annotations
@@ -46,10 +44,8 @@ class FusedEmbeddings(FusedModuleMixin):
     """Mixed into the module's own class by `fuse`: children, hooks and attributes are those of the original.
 
     The tables are read in every call, since they may be resized while the model is accelerated. Cases that the op does not
-    support
-    (inputs_embeds, a cache, dropout, gradients, hooks on a table, another module in place of one, ids out of range) run the
-    class's own
-    forward, which also has its own error messages.
+    support (inputs_embeds, a cache, dropout, gradients, hooks on a table, another module in place of one, ids out of range) run
+    the class's own forward, which also has its own error messages.
     """
 
     _reading: EmbeddingsMatch

@@ -1,14 +1,10 @@
 """Layer fusion for encoder layers over images [B, height, width, C] with row and column biases (ViTDet, Li et al. 2022,
-arXiv:2203.16527;
-SAM): in whole windows, or over the whole image, with biases that depend on the query.
+arXiv:2203.16527; SAM): in whole windows, or over the whole image, with biases that depend on the query.
 
-A score gains query . R[row of the query - row of the key], and the same for columns. These products, one for each row and
-column of keys,
-are further features of the query; a key's are ones at its own row and column. So attention needs no matrix of biases, which
-for 64 x 64
-tokens and 12 heads takes 800 MB. A layer is six ops: norm, query | key | value, attention, output and sum, norm, feed-forward
-network and
-sum.
+A score gains query . R[row of the query - row of the key], and the same for columns. These products, one for each row and column
+of keys, are further features of the query; a key's are ones at its own row and column. So attention needs no matrix of biases,
+which for 64 x 64 tokens and 12 heads takes 800 MB. A layer is six ops: norm, query | key | value, attention, output and sum,
+norm, feed-forward network and sum.
 """
 
 from __future__ import annotations

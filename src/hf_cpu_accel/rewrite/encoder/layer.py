@@ -1,8 +1,7 @@
 """Layer fusion: a transformer encoder layer in one op call, without the Python of its dozen submodules.
 
-The structure of the layer is matched from a trace of one forward, not from its class or the names of its parts. The candidate
-is then
-verified: the fused layer must agree with the layer, with and without padding.
+The structure of the layer is matched from a trace of one forward, not from its class or the names of its parts. The candidate is
+then verified: the fused layer must agree with the layer, with and without padding.
 """
 
 from __future__ import annotations
@@ -41,11 +40,9 @@ BOTH_ENDS = (0, -1)  # the first and the last position of a sequence
 class FusedEncoderLayer(FusedModuleMixin):
     """Mixed into the layer's own class by `fuse`: the children, hooks and attributes are those of the original.
 
-    So isinstance checks, paths, `state_dict` keys and output capturing still work. A call that asks for more than hidden
-    states, a mask and
-    positions (a cache, attention weights, cross-attention) runs the class's own forward, over the same packed linears. So
-    does a number of
-    tokens for which other providers compute the linears faster than fusing does.
+    So isinstance checks, paths, `state_dict` keys and output capturing still work. A call that asks for more than hidden states,
+    a mask and positions (a cache, attention weights, cross-attention) runs the class's own forward, over the same packed
+    linears. So does a number of tokens for which other providers compute the linears faster than fusing does.
     """
 
     _parts: EncoderLayerParts

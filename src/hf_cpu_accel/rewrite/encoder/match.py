@@ -1,4 +1,4 @@
-"""Match an encoder layer to its parts: candidates from a trace of one forward, one of which is verified."""
+"""Match an encoder layer to its parts: find candidates in a trace of one forward, and verify one of them."""
 
 from __future__ import annotations
 

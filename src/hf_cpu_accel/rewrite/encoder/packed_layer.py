@@ -1,9 +1,8 @@
 """Encoder layers over concatenated sequences, as in the vision towers of language models.
 
 Their hidden states are [tokens, H], and `cu_seqlens`, the name in FlashAttention, has the starts of the sequences: images, or
-windows in
-images. The host calls attention once for each. Here all are one call of the op, padded if their lengths differ, which costs no
-arithmetic: padding is not computed.
+windows in images. The host calls attention once for each. Here all are one call of the op, padded if their lengths differ, which
+costs no arithmetic: padding is not computed.
 """
 
 from __future__ import annotations

@@ -1,12 +1,9 @@
 """Find the models that read hidden states at padding positions, which fused encoder layers skip.
 
 Most models never do: their heads read tokens, or pool with the mask. But BERT's pooler reads the first position, which is
-padding in a
-left-padded batch, and SigLIP's text model the last one. So each model around fused layers is called twice with a small padded
-batch; the
-two calls differ only in the values that its layers return at padding. If an output changes, batches with padding at this end
-are computed
-with their padding.
+padding in a left-padded batch, and SigLIP's text model the last one. So each model around fused layers is called twice with a
+small padded batch; the two calls differ only in the values that its layers return at padding. If an output changes, batches with
+padding at this end are computed with their padding.
 """
 
 from __future__ import annotations

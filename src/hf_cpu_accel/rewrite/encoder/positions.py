@@ -1,8 +1,7 @@
 """Position arguments of disentangled attention, in the form for the op (He et al. 2021, arXiv:2006.03654).
 
-Hosts compute a matrix of relative positions and all their embeddings again in each call of a model, and pass both to each
-layer. The
-tables of the layers are computed once for all calls with equal arguments.
+Hosts compute a matrix of relative positions and all their embeddings again in each call of a model, and pass both to each layer.
+The tables of the layers are computed once for all calls with equal arguments.
 """
 
 from __future__ import annotations
@@ -32,8 +31,7 @@ class DisentangledParts(EncoderLayerParts):
 
     Attributes:
         position_key, position_query: linears for keys (queries) of the embeddings of relative positions, or None; they may be
-            the
-            linears for hidden states.
+            the linears for hidden states.
         span: the largest distance of two tokens with its own embedding; there are 2 * span of them.
     """
 

@@ -1,12 +1,9 @@
 """Layer fusion for encoder layers that attend within windows of an image (Swin, Liu et al. 2021, arXiv:2103.14030): one op call,
-which reads
-tokens in place instead of rolling, partitioning and merging the image.
+which reads tokens in place instead of rolling, partitioning and merging the image.
 
-The parts of a layer are matched from a trace, as for any encoder layer. The windows and the biases of the scores come from
-the inputs of
-its projections and of attention in its own forward, once per size of image. The result is verified on that size. A size that
-does not fit
-the windows (the layer pads it) runs the own forward.
+The parts of a layer are matched from a trace, as for any encoder layer. The windows and the biases of the scores come from the
+inputs of its projections and of attention in its own forward, once per size of image. The result is verified on that size. A
+size that does not fit the windows (the layer pads it) runs the own forward.
 """
 
 from __future__ import annotations
@@ -40,14 +37,12 @@ _learning = new_lock()
 class FusedWindowLayer(FusedModuleMixin):
     """Mixed into the layer's own class; called as `layer(hidden_states [B, height * width, C], (height, width), *switches)`.
 
-    The children, hooks and attributes are those of the original. Its own forward runs where hooks read values inside, where
-    the caller asks
-    for more than hidden states, while a graph is traced, and for the first image of a size.
+    The children, hooks and attributes are those of the original. Its own forward runs where hooks read values inside, where the
+    caller asks for more than hidden states, while a graph is traced, and for the first image of a size.
 
     Attributes:
-        _tables, _followed: names of the parameters and attributes that determine windows and biases. A layer adapts the
-            numbers to small
-            images itself.
+        _tables, _followed: names of the parameters and attributes that determine windows and biases. A layer adapts the numbers
+            to small images itself.
         _known: the windows by size, switches, and the state of those; `_MET` for sizes that were seen once.
     """
 

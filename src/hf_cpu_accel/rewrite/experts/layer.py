@@ -24,9 +24,8 @@ class PackedExperts(FusedModuleMixin):
 
     forward: hidden states [T, C], expert indices [T, k], expert weights [T, k] -> [T, C].
 
-    The packed weights are neither parameters nor buffers, as in `PackedLinear`; under their names `state_dict()` and
-    attributes have
-    dequantized values.
+    The packed weights are neither parameters nor buffers, as in `PackedLinear`; under their names `state_dict()` and attributes
+    have dequantized values.
 
     Attributes:
         form: the form of the original.

@@ -72,8 +72,7 @@ class LatentAttention(FusedMixer):
         return context.flatten(2)
 
     def _projected(self, x: Tensor, named: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return for [B, L, C] the two parts of queries [B, L, H, D], and of keys [B, 1, L, D], the first of which is the
-        latent."""
+        """Return for [B, L, C] the two parts of queries [B, L, H, D], and of keys [B, 1, L, D]: first the latent."""
         parts, sizes, modules = self._parts, self._parts.sizes, self._modules
         query, latent = self.project(x)
         for name in parts.query[1:]:

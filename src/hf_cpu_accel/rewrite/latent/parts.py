@@ -1,12 +1,9 @@
 """Parts of latent attention, and the choice between its two computations.
 
-The hidden states are projected to a latent of each token, which all heads share, and a key that is rotated by its position;
-the cache
-holds these two. Keys and values of a head are products of the latent: k_h = [W_h c, r], v_h = U_h c. A query may be
-multiplied by W_h^T
-instead of every key by W_h, and the output of attention by U_h instead of every value: then the heads attend to the latents
-themselves,
-like one key and value head (DeepSeek-V2, arXiv:2405.04434, section 2.1.2).
+The hidden states are projected to a latent of each token, which all heads share, and a key that is rotated by its position; the
+cache holds these two. Keys and values of a head are products of the latent: k_h = [W_h c, r], v_h = U_h c. A query may be
+multiplied by W_h^T instead of every key by W_h, and the output of attention by U_h instead of every value: then the heads attend
+to the latents themselves, like one key and value head (DeepSeek-V2, arXiv:2405.04434, section 2.1.2).
 
 Hosts name the parts as in the first implementation. A name only suggests a part: `match` compares the outputs.
 """

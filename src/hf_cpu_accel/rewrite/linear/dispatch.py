@@ -20,9 +20,8 @@ from hf_cpu_accel.providers.torch_ops import Provider
 class Part:
     """Some output features of a packed weight, their bias, and the copies of other providers.
 
-    `permutation`: the input features in the order of the weight, or None. Code that fuses a part with an earlier op needs it.
-    A part is shared
-    by all users of these features, and `bias` is replaced when the model is cast.
+    `permutation`: the input features in the order of the weight, or None. Code that fuses a part with an earlier op needs it. A
+    part is shared by all users of these features, and `bias` is replaced when the model is cast.
     """
 
     packed: PackedWeight

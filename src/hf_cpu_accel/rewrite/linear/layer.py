@@ -19,8 +19,7 @@ PERMUTED = "one of its linears reorders its input features (act-order quantizati
 
 class PackedLinear(PackedModule):
     """`y = x W^T + b` with packed `W`: [..., in_features] -> [..., out_features], float32 or bfloat16 as `x` is (float16, too,
-    where one layer of
-    a model with float16 weights is called by itself).
+    where one layer of a model with float16 weights is called by itself).
 
     Its weight is the member `index` of `group`.
 

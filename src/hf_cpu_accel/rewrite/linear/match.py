@@ -125,9 +125,8 @@ def put_in_place(
 class MergedProjectionsRule:
     """Children of one module with the same in_features, such as query, key and value, or gate and up.
 
-    Here they are only packed side by side; at run time `ProjectionGroup` finds those that share an input. Containers that
-    call their children
-    one after the other (Sequential, ModuleList) have no such siblings.
+    Here they are only packed side by side; at run time `ProjectionGroup` finds those that share an input. Containers that call
+    their children one after the other (Sequential, ModuleList) have no such siblings.
     """
 
     name = "merged projections"

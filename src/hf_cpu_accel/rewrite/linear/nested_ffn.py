@@ -1,10 +1,8 @@
 """Layer fusion for the feed-forward networks of diffusers: the first linear is inside of one module with its activation or gate
-(GEGLU,
-SwiGLU, GELU with a projection), the second one follows a dropout. Both, and the ops between them, become one op call.
+(GEGLU, SwiGLU, GELU with a projection), the second one follows a dropout. Both, and the ops between them, become one op call.
 
-A network is matched by its modules, whose linears are packed already; its activation by the output of the inner module with
-an identity in
-place of its linear. The result is verified on an input.
+A network is matched by its modules, whose linears are packed already; its activation by the output of the inner module with an
+identity in place of its linear. The result is verified on an input.
 """
 
 from __future__ import annotations
@@ -56,8 +54,7 @@ class FusedNestedFFN(FusedModuleMixin):
     """Mixed into the container's own class: [..., K] -> [..., N].
 
     The children, hooks and attributes are those of the original. Its own forward runs where hooks (of torch, or of diffusers,
-    which replace
-    forwards) read values inside, for further arguments, and while a graph is traced.
+    which replace forwards) read values inside, for further arguments, and while a graph is traced.
     """
 
     _ffn: NestedFFN

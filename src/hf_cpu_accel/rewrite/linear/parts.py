@@ -21,7 +21,7 @@ class Parts:
     """The parts of a container.
 
     Attributes:
-        linears: (name, module) of the linears, all of which can be packed.
+        linears: (name, module) of the linears, which can all be packed.
         activation: name of the activation, `"none"` without one.
         norm: (name, spec) of the norm, or None.
         inputs: names of the parameters of its forward.

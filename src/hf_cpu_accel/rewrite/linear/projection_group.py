@@ -27,15 +27,12 @@ _MOST_RECORDINGS = 8
 class ProjectionGroup:
     """One packed weight whose output features are divided among members (query | key | value, gate | up, ...).
 
-    A recorded forward, the first one, shows which members belong together: those that are called in a row with the same
-    tensor, without
-    writes to it in between. The result is kept as a table. From then on the first of them computes all in one GEMM, and the
-    others take their
-    slices. An input that is another tensor, that was written to, or whose writes torch does not count
-    (`torch.inference_mode`) is computed
-    separately, and so are members with hooks. If slices are left over, the host has called them differently: their members
-    leave the table,
-    and the next forward is recorded, too. Each thread has its own slices, so several threads may run one model.
+    A recorded forward, the first one, shows which members belong together: those that are called in a row with the same tensor,
+    without writes to it in between. The result is kept as a table. From then on the first of them computes all in one GEMM, and
+    the others take their slices. An input that is another tensor, that was written to, or whose writes torch does not count
+    (`torch.inference_mode`) is computed separately, and so are members with hooks. If slices are left over, the host has called
+    them differently: their members leave the table, and the next forward is recorded, too. Each thread has its own slices, so
+    several threads may run one model.
 
     Attributes:
         packed: the whole weight.
@@ -44,8 +41,7 @@ class ProjectionGroup:
         measured: whether other providers may serve where they were measured to be faster.
         permutation: int64 [in_features], the input features in the order of the weight, or None for their own order.
         order: int64 [out_features], the output features in the order of the weight, those of each member within its range, or
-            None for
-            their own order. Parts and routes return them in this order, `forward` in their own.
+            None for their own order. Parts and routes return them in this order, `forward` in their own.
         runs: the table: {first member called: (first, last member of the run)}.
         hooks: the dictionaries of the hooks of all members.
     """

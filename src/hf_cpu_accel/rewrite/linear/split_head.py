@@ -3,8 +3,7 @@ them.
 
     scores = x[:, :narrow] @ decoder.weight^T + x[:, narrow:] @ dense.weight + decoder.bias
 
-The host concatenates the two in every call: 62 MB are copied for 30522 tokens of 512 features, and multiplied as float32
-whatever the
+The host concatenates the two in every call: 62 MB are copied for 30522 tokens of 512 features, and multiplied as float32 in any
 packed dtype. Here each stays in place, the second is packed the way it is used, and its product is added in the epilogue.
 """
 

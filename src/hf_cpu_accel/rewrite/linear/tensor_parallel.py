@@ -1,10 +1,8 @@
 """Linears that are split over processes: the part of this process becomes a plain linear, which the rules pack, inside of a
-module that joins
-the parts.
+module that joins the parts.
 
 Some output features of queries, keys, values and of an FFN's first linears stay with their process, and the linear after them
-sums over
-all processes: Shoeybi et al. 2019, arXiv:1909.08053, section 3. The plan of transformers decides which linears.
+sums over all processes: Shoeybi et al. 2019, arXiv:1909.08053, section 3. The plan of transformers decides which linears.
 """
 
 from __future__ import annotations
@@ -29,8 +27,7 @@ BETWEEN = "sums over processes run between its parts: its parts run separately"
 
 class JoinedLinear(nn.Module):
     """A linear whose output is the sum of the parts of all processes, or their output features side by side: [..., in_features
-    of this process]
-    -> [..., out_features].
+    of this process] -> [..., out_features].
 
     Attributes:
         part: the part of this process; without the bias where parts are summed.

@@ -91,8 +91,7 @@ class FusedMixer(FusedModuleMixin):
     @abstractmethod
     def mix(self, hidden_states: Tensor, named: dict[str, Any]) -> Tensor | None:
         """Compute [B, L, C] -> [B, L, features], the input of the last linear. Return None, without changing anything, for a
-        call that the ops do not
-        support.
+        call that the ops do not support.
 
         Args:
             named: the other arguments of the mixer, or of its layer.

@@ -60,8 +60,7 @@ class LayerParts:
 
     Attributes:
         ffn: the feed-forward network as one op, or the name of a module that computes it (experts); or two of these, whose
-            outputs are
-            added (experts, and one that gets all tokens); or empty, and then ffn_norm is, too.
+            outputs are added (experts, and one that gets all tokens); or empty, and then ffn_norm is, too.
         scale: of both branches.
         post, ffn_post: norms or layer scales after the branches, or None.
         nones: how many `None`s the layer returns after its hidden states.

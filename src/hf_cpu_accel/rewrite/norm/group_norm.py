@@ -1,10 +1,8 @@
 """Group norms in one op, with a following SiLU if there is one.
 
 A residual block calls `norm`, then an activation that it also uses elsewhere, so neither module can become both. With an
-activation next
-to it, the norm returns a tensor without values: if SiLU reads it first, one pass over memory computes both, and any other
-reader gets the
-norm alone.
+activation next to it, the norm returns a tensor without values: if SiLU reads it first, one pass over memory computes both, and
+any other reader gets the norm alone.
 """
 
 from __future__ import annotations

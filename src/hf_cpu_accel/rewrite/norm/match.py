@@ -67,11 +67,9 @@ _KINDS = {("weight",): ("rms_norm", "layer_norm"), ("bias", "weight"): ("layer_n
 def identify_norm(module: nn.Module) -> NormSpec | None:
     """Return the norm over the last dimension that `module` computes, or None.
 
-    `nn.LayerNorm` is recognized by its class. A Python module is recognized if it has only a weight (and a bias), a small
-    float attribute that
-    can be eps, and returns the values of the plain formula on ordinary and on tiny inputs, where eps shows. A weight that is
-    stored as its
-    difference from 1 is tried, too.
+    `nn.LayerNorm` is recognized by its class. A Python module is recognized if it has only a weight (and a bias), a small float
+    attribute that can be eps, and returns the values of the plain formula on ordinary and on tiny inputs, where eps shows. A
+    weight that is stored as its difference from 1 is tried, too.
     """
     if isinstance(module, FusedNorm):
         return module.spec

@@ -1,10 +1,8 @@
 """Linears and convolutions over torch's quantized tensors, by the engine of torch that was measured to be fastest.
 
 The tensors between them are torch's own, which no op of this package supports. The engine of a module is the current setting
-when it is
-packed (`torch.backends.quantized.engine`). "x86" uses FBGEMM for linears, which on CPUs with int8 tiles takes three times as
-long as
-oneDNN.
+when it is packed (`torch.backends.quantized.engine`). "x86" uses FBGEMM for linears, which on CPUs with int8 tiles takes three
+times as long as oneDNN.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """Graphs of the PT2E flow, whose products of dequantized values become linears and convolutions that the rules can match.
 
-The graph stays unchanged, with its state dict. Its forward runs another graph over the same parameters, in which each product
-is a module
-with its name before the export, and without pairs of ops that round activations and dequantize them: products of this package
-choose the
-step for each row, which is finer.
+The graph stays unchanged, with its state dict. Its forward runs another graph over the same parameters, in which each product is
+a module with its name before the export, and without pairs of ops that round activations and dequantize them: products of this
+package choose the step for each row, which is finer.
 """
 
 from __future__ import annotations

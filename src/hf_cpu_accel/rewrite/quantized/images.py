@@ -1,6 +1,5 @@
 """Consecutive convolutions of a PT2E graph in one call: the graph has a range for each image, so that images pass as int8, as
-with
-`dtype="int8-static"`."""
+with `dtype="int8-static"`."""
 
 from __future__ import annotations
 

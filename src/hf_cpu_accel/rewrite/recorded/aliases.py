@@ -1,8 +1,7 @@
 """Find tensors of a call that share memory, and those that may: `contiguous` returns a copy or not, depending on strides.
 
-Recorded steps may compute other strides than the forward, so either case can occur in either of them. A write to one tensor
-is then
-visible in the other or not. If both are used, the steps cannot replace the forward.
+Recorded steps may compute other strides than the forward, so either case can occur in either of them. A write to one tensor is
+then visible in the other or not. If both are used, the steps cannot replace the forward.
 """
 
 from __future__ import annotations

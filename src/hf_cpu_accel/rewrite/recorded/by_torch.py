@@ -25,9 +25,8 @@ _CHOICES = (torch.topk, Tensor.topk, torch.argmax, Tensor.argmax)
 def torch_products(steps: Sequence[Step], inputs: int) -> list[str]:
     """Return the names of the products with weights, and of attention, that torch computes in the steps.
 
-    Products that torch computes in fused layers, too, do not count: those of routers, which choose experts. Results of
-    weights alone (tables of
-    positions) are as small, and so is the softmax over the few points of a query in deformable attention.
+    Products that torch computes in fused layers, too, do not count: those of routers, which choose experts. Results of weights
+    alone (tables of positions) are as small, and so is the softmax over the few points of a query in deformable attention.
 
     Args:
         inputs: the number of inputs.

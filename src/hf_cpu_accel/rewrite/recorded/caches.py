@@ -1,10 +1,8 @@
 """Caches of keys, values and states that recorded layers get, and mappings that layers share: known kinds, and copies.
 
 A layer reads and writes only its own part of a cache, the cache layer with its index. Keys and values are written after the
-stored ones,
-or to new tensors: updates of a copy do not change the original. The same holds for recurrent states as `stand_in` updates
-them. The last
-inputs of convolutions are overwritten, and therefore copied.
+stored ones, or to new tensors: updates of a copy do not change the original. The same holds for recurrent states as `stand_in`
+updates them. The last inputs of convolutions are overwritten, and therefore copied.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Mappings of keys and values that layers pass to later ones (`KVSharingDict` of transformers), as arguments of recorded layers.
 
-A layer that shares stores its keys and values there; a later one attends to these, and has none of its own. The tensors are
-not written
-to.
+A layer that shares stores its keys and values there; a later one attends to these, and has none of its own. The tensors are not
+written to.
 """
 
 from __future__ import annotations

@@ -36,10 +36,8 @@ class Size(torch.SymInt):
     """An int that was read from a tensor, or computed from such ints.
 
     Arithmetic returns another one. A comparison, or a conversion (a range, a float), is recorded as an expectation. It is a
-    `SymInt` because
-    torch accepts these as sizes, and because Python reads an `int` or a subclass directly: `range(size)` and `0.5 * size`
-    would not be
-    recorded. `isinstance` still sees an int.
+    `SymInt` because torch accepts these as sizes, and because Python reads an `int` or a subclass directly: `range(size)` and
+    `0.5 * size` would not be recorded. `isinstance` still sees an int.
     """
 
     def __init__(self, value: int, notes: Notes) -> None:

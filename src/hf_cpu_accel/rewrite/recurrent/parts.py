@@ -1,8 +1,7 @@
 """Parts of a mixer, which a recurrent layer has in place of attention, and its computation.
 
-Hosts name the parts of such mixers as in the first implementations, `mamba_ssm`, `fla` and `causal_conv1d`. A name only
-suggests a part:
-`match` compares the outputs.
+Hosts name the parts of such mixers as in the first implementations, `mamba_ssm`, `fla` and `causal_conv1d`. A name only suggests
+a part: `match` compares the outputs.
 """
 
 from __future__ import annotations
@@ -76,8 +75,7 @@ class Mixer(ABC):
     @abstractmethod
     def recurrence(self, module: Any, rest: Projection | None) -> Recurrence | None:
         """Return the same between projections of `decoder_layers`, which return the outputs of the linears in their order; None
-        if that op does not
-        support it.
+        if that op does not support it.
 
         Args:
             rest: the second projection, if it takes two.
@@ -123,9 +121,8 @@ class GatedDeltaNet(Mixer):
 
     Attributes:
         eps: of the norm.
-        interleaved: whether there are two projections, one of queries, keys, values and gates per key head, and one of the
-            rest in the
-            same order (Qwen3-Next).
+        interleaved: whether there are two projections, one of queries, keys, values and gates per key head, and one of the rest
+            in the same order (Qwen3-Next).
         is_ordered: whether these are packed as if they were not interleaved.
     """
 

@@ -1,10 +1,8 @@
 """Transposed 2-d convolutions as convolutions: the channels of a pixel of the convolution are a square of the output.
 
-A pixel of the input adds to a kernel of pixels of the output, `stride` apart from pixel to pixel. So a square of stride x
-stride pixels
-is computed from as many pixels of the input as a kernel has squares: a convolution with stride^2 * out_channels features. In
-float32
-torch's kernel is as fast.
+A pixel of the input adds to a kernel of pixels of the output, `stride` apart from pixel to pixel. So a square of stride x stride
+pixels is computed from as many pixels of the input as a kernel has squares: a convolution with stride^2 * out_channels features.
+In float32 torch's kernel is as fast.
 """
 
 from __future__ import annotations

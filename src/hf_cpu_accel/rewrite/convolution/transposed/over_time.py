@@ -1,8 +1,7 @@
 """Transposed 1-d convolutions as linears: each row of the product has the output values of one step of the input.
 
-A step of the input adds to `kernel_size` values of the output, `stride` apart from step to step. So `stride` values are
-computed from as
-many steps of the input as a kernel has strides: a linear over rows that overlap, with stride * out_channels features.
+A step of the input adds to `kernel_size` values of the output, `stride` apart from step to step. So `stride` values are computed
+from as many steps of the input as a kernel has strides: a linear over rows that overlap, with stride * out_channels features.
 """
 
 from __future__ import annotations
@@ -31,8 +30,7 @@ STRUCTURE = "transposed conv1d as linear"
 
 class TransposedConvolution(PackedLinear):
     """`nn.ConvTranspose1d` as a linear: [B, C, L] or [C, L] -> [B, out_channels, L'] or [out_channels, L'], with channels last
-    in memory if the
-    input has them last.
+    in memory if the input has them last.
 
     Attributes:
         taps: steps of the input that a value of the output is computed from.

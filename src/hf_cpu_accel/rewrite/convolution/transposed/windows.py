@@ -1,8 +1,7 @@
 """The kernel of a transposed convolution as windows over its input.
 
-A value of the input adds to a kernel of values of the output, `stride` apart from one to the next. So a cell of stride values
-on each side
-is computed from as many values of the input as a kernel has cells: its window.
+A value of the input adds to a kernel of values of the output, `stride` apart from one to the next. So a cell of stride values on
+each side is computed from as many values of the input as a kernel has cells: its window.
 """
 
 from __future__ import annotations
