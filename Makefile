@@ -23,15 +23,23 @@ $(VENV)/.torch:
 	touch $@
 
 # The environment with the package itself in editable mode. Torch is there first, so that nothing pulls another build of it, and the
-# kernels are built against it (no build isolation).
-$(VENV)/.ready: $(VENV)/.torch pyproject.toml
-	$(BIN)/pip install -q --disable-pip-version-check --no-build-isolation -e ".[dev,demo,optimum,plot]"
+# kernels are built against it (no build isolation). pip builds those of this CPU only; up-to-date objects are not compiled again.
+EDITABLE = HF_CPU_ACCEL_TIERS=native $(BIN)/pip install -q --disable-pip-version-check --no-build-isolation -e
+$(VENV)/.demo: $(VENV)/.torch pyproject.toml
+	$(EDITABLE) ".[demo]"
 	touch $@
 
-kernels: $(VENV)/.ready
-	HF_CPU_ACCEL_REQUIRE_EXTENSION=1 $(BIN)/python setup.py -q build_ext --inplace
+$(VENV)/.ready: $(VENV)/.demo
+	$(EDITABLE) ".[dev,demo,optimum,plot]"
+	touch $@
 
-demo: kernels
+# All tiers.
+kernels: $(VENV)/.ready
+	HF_CPU_ACCEL_TIERS=all HF_CPU_ACCEL_REQUIRE_EXTENSION=1 $(BIN)/python setup.py -q build_ext --inplace
+
+# The tier of this CPU and `generic`, which is enough to try the package.
+demo: $(VENV)/.demo
+	HF_CPU_ACCEL_TIERS=native HF_CPU_ACCEL_REQUIRE_EXTENSION=1 $(BIN)/python setup.py -q build_ext --inplace
 	$(BIN)/hf-cpu-accel demo
 
 # File by file in two processes, as most tests keep one core busy.
@@ -109,7 +117,7 @@ test-wheels: $(VENV)/.ready
 	TORCH="$(TORCH)" TORCH_INDEX="$(TORCH_INDEX)" $(BIN)/python -m pytest -q tests/release/installed_wheel.py
 
 asan: $(VENV)/.ready
-	HF_CPU_ACCEL_SANITIZE=1 HF_CPU_ACCEL_REQUIRE_EXTENSION=1 $(BIN)/python setup.py -q build_ext
+	HF_CPU_ACCEL_SANITIZE=1 HF_CPU_ACCEL_TIERS=all HF_CPU_ACCEL_REQUIRE_EXTENSION=1 $(BIN)/python setup.py -q build_ext
 	$(BIN)/python -m tests.ops.asan
 
 # What threads share in the kernels, without Python and OpenMP, under ThreadSanitizer: see tests/ops/tsan/stress.cpp.
