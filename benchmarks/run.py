@@ -35,7 +35,7 @@ def main(
         list[str] | None,
         typer.Argument(
             metavar="WORKLOAD",
-            help=f"MODEL:BATCHxTOKENS, or as docs/how-to/benchmarking.md has it [default: {' '.join(workloads.DEFAULT)}]",
+            help=f"MODEL:BATCHxTOKENS, or as in benchmarks/README.md [default: {' '.join(workloads.DEFAULT)}]",
         ),
     ] = None,
     chosen: Annotated[str, typer.Option("--systems", help=f"Any of {', '.join(_ALL)}.")] = ",".join(

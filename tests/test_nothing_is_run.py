@@ -42,10 +42,10 @@ _ARGUMENTS = {"allow_pickle", "shell", "trust_remote_code", "use_unsafe_loader"}
 # (file, function, what is found): why it may be there.
 ALLOWED = {
     ("src/hf_cpu_accel/compiler/background/worker.py", "main", "torch.load without weights_only=True"): (
-        "the block that a child process is to compile: its parent hands it over in a file without a name"
+        "the block that a child process compiles, in an unnamed file from its parent"
     ),
     ("src/hf_cpu_accel/compiler/torch_private/aot_inductor.py", "load_library", "machine code"): (
-        "a compiled block, after `compiler/background/artifacts.py` has checked that this user owns it, or trusts the bundle"
+        "a compiled block, after `compiler/background/artifacts.py` has checked that this user owns it or trusts the bundle"
     ),
     ("src/hf_cpu_accel/compiler/torch_private/aot_inductor.py", "load_package", "machine code"): (
         "the file that the caller of `load_aot` names"
@@ -55,13 +55,13 @@ ALLOWED = {
         "src/hf_cpu_accel/runtime/fork.py",
         "_runtimes",
         "machine code",
-    ): "the OpenMP library that this process has loaded already",
+    ): "the OpenMP library that this process has already loaded",
     ("src/hf_cpu_accel/serve/instances/messages.py", "", "import pickle"): (
-        "objects of the caller between the processes of a pool, over sockets without a name that only these processes have"
+        "objects of the caller between the processes of a pool, over unnamed sockets that only these processes have"
     ),
     ("src/hf_cpu_accel/rewrite/recorded/program.py", "function", "exec"): (
-        "a function that calls the recorded steps one after another; its text has numbered names, numbers, and names of "
-        "arguments, which are checked to be identifiers; nothing of it comes from a file"
+        "a generated function that calls the recorded steps in order. Its text contains numbered names, numbers, and names of "
+        "arguments, which must be identifiers. None of it comes from a file"
     ),
     ("src/hf_cpu_accel/runtime/memory.py", "_glibc", "machine code"): "the C library of this process",
 }

@@ -22,10 +22,14 @@ def generated() -> str:
         for (file, function, found), reason in sorted(ALLOWED.items())
     )
     calls = _BUILTINS | {*_CALLS, "torch.load"}
+    of_torch = {name for name in calls if name.startswith("torch.")}
     return (
-        f"The scan reads {_names(set(SCANNED))}. It looks for imports of {_names(_MODULES)}; calls of {_names(calls)} "
-        f"(the last without `weights_only=True`); and the arguments {_names(_ARGUMENTS)}. It finds these:\n\n"
-        f"| file | function | what is found | what it is for |\n|---|---|---|---|\n{rows}"
+        f"The scan reads {_names(set(SCANNED))}. It looks for:\n\n"
+        f"- imports of {_names(_MODULES)};\n"
+        f"- calls of {_names(calls - of_torch)};\n"
+        f"- calls of {_names(of_torch)} (the last without `weights_only=True`);\n"
+        f"- the arguments {_names(_ARGUMENTS)}.\n\n"
+        f"It finds:\n\n| file | function | what is found | what it is for |\n|---|---|---|---|\n{rows}"
     )
 
 

@@ -24,6 +24,12 @@ def _eager(model: PreTrainedModel, dtype: str) -> PreTrainedModel:
     return model.to(getattr(torch, dtype))
 
 
+def _compiled(model: PreTrainedModel, dtype: str) -> PreTrainedModel:
+    model = _eager(model, dtype)
+    model.forward = torch.compile(model.forward, dynamic=True)  # type: ignore[method-assign]
+    return model
+
+
 def _ours(model: PreTrainedModel, dtype: str) -> PreTrainedModel:
     # It is not restored; float32 packs what bfloat16 weights hold.
     return accelerate_for_cpu(model.float() if dtype == "float32" else model, dtype=dtype, originals="drop")
@@ -33,11 +39,14 @@ def _ours(model: PreTrainedModel, dtype: str) -> PreTrainedModel:
 SYSTEMS: dict[str, tuple[str, Prepare]] = {
     BASE: ("bfloat16", partial(_eager, dtype="bfloat16")),
     "eager-fp32": ("float32", partial(_eager, dtype="float32")),
+    "compile-bf16": ("bfloat16", partial(_compiled, dtype="bfloat16")),
 } | {
     f"ours-{_SHORT.get(dtype, dtype)}": (dtype, partial(_ours, dtype=dtype))
     for dtype in DTYPES
     if dtype != "auto"
 }
 
-# float32 weights are twice what is used for writing.
-DEFAULT = tuple(name for name, (dtype, _) in SYSTEMS.items() if dtype != "float32")
+# float32 weights are twice what is used for writing, and compiling takes minutes.
+DEFAULT = tuple(
+    name for name, (dtype, _) in SYSTEMS.items() if dtype != "float32" and not name.startswith("compile")
+)

@@ -1,1 +1,1 @@
-"""Rivals in environments of their own, beside the project's systems in one table; see docs/how-to/benchmarking.md."""
+"""Rivals in environments of their own, beside the project's systems in one table; see benchmarks/README.md."""

@@ -24,7 +24,7 @@ def main(
         list[str] | None,
         typer.Argument(
             metavar="WORKLOAD",
-            help=f"MODEL:BATCHxTOKENS, or as docs/how-to/benchmarking.md has it [default: {' '.join(workloads.AGAINST_RIVALS)}]",
+            help=f"MODEL:BATCHxTOKENS, or as in benchmarks/README.md [default: {' '.join(workloads.AGAINST_RIVALS)}]",
         ),
     ] = None,
     precisions: Annotated[str, typer.Option(help=f"Any of {', '.join(CONTESTS)}.")] = ",".join(USUAL),

@@ -19,6 +19,7 @@ _THEMES = {
 }
 _WIDTH = 4.4  # inches, shown at the width of a phone: text is drawn as large as it has to be there
 _SIZE = 10
+_DTYPES = ("float32", "bfloat16", "int8", "int4")
 _ABOVE, _BESIDE = (8, 7), (-7, -4)  # where a label stands by its point
 
 
@@ -35,23 +36,40 @@ def write(folder: Path = FIGURES) -> list[Path]:
 
 
 def speedups(figure: Any, known: Sequence[Machine], colors: Sequence[str]) -> None:
-    """A group of bars for each row of the headline table, one for each dtype."""
-    rows = headline.rows(known)
-    figure.set_size_inches(_WIDTH, 0.5 + sum(0.32 + 0.21 * len(row.gains) for row in rows))
-    axes = figure.add_axes((0.02, 0.01, 0.96, 0.98))
-    place, most = 0.0, max(row.best[1].ratio for row in rows)
-    for row in rows:
-        axes.text(0, place, row.label, va="center", weight="bold")
-        for dtype, gain in row.gains.items():
+    """Three bars for each row of the headline table: `torch.compile`, the faster rival, and the faster of ours."""
+    bars = [(row.label, _bars(row)) for row in headline.rows(known)]
+    most = max(max(pairs.values()) for _, pairs in bars)
+    figure.set_size_inches(5.4, 0.35 + 0.62 * len(bars))
+    axes = figure.add_axes((0.02, 0.06, 0.96, 0.93))
+    place = 0.0
+    for label, pairs in bars:
+        axes.text(0, place, label, va="center", weight="bold")
+        for name, ratio in pairs.items():
             place += 1
-            axes.barh(place, gain.ratio, height=0.86, color=colors[headline.DTYPES.index(dtype)])
-            axes.text(gain.ratio + 0.012 * most, place, f"{gain.ratio:.1f}x {dtype}", va="center")
-        place += 1.5
+            axes.barh(place, ratio, height=0.9, color=colors[list(_SERIES).index(name)])
+            axes.text(ratio + 0.012 * most, place, f"{ratio:.1f}x {name}", va="center")
+        place += 1.4
     axes.axvline(1, linewidth=1, linestyle=":", color=figure.text_color, alpha=0.5, zorder=0)
-    axes.text(1.1, place - 0.25, "eager = 1", va="center", style="italic")
+    axes.text(1.1, place - 0.3, "PyTorch (eager) = 1", va="center", style="italic")
     axes.set_xlim(0, most * 1.3)
     axes.set_ylim(place + 0.3, -0.8)
     axes.axis("off")
+
+
+# Names of the bars, and the columns of the headline table that each is the best of.
+_SERIES = {
+    "torch.compile": ("torch.compile",),
+    "rival": ("rival", "rival, quantized"),
+    "hf_cpu_accel": ("hf_cpu_accel", "hf_cpu_accel, quantized"),
+}
+
+
+def _bars(row: headline.Row) -> dict[str, float]:
+    best = {
+        name: max((row.speedups[column] for column in columns if column in row.speedups), default=0.0)
+        for name, columns in _SERIES.items()
+    }
+    return {name: ratio for name, ratio in best.items() if ratio}
 
 
 def roofline(figure: Any, known: Sequence[Machine], colors: Sequence[str]) -> None:
@@ -73,7 +91,7 @@ def roofline(figure: Any, known: Sequence[Machine], colors: Sequence[str]) -> No
         share = float(table.cell(system, "of memory").rstrip("%")) / 100
         around = float(table.cell(system, "GB/s around"))
         of_peak = float(table.cell(system, "of peak").rstrip("%")) / 100
-        color = colors[headline.DTYPES.index(dtype)]
+        color = colors[_DTYPES.index(dtype)]
         for x, y, name, offset, side in (
             (intensity, share * around * intensity, "a token", (7, -4), "left"),
             (intensity * tokens, of_peak * peak, "a prompt", _ABOVE if dtype == "int4" else _BESIDE, "right"),

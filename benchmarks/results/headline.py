@@ -1,86 +1,80 @@
-"""The README's table: the few numbers that `headline.json` names, each looked up in the data of its machine."""
+"""The README's table: the one that `benchmarks.headline` has measured last, on one machine."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 from benchmarks.report import markdown_table
-from benchmarks.results.store import FOLDER, HEADLINE, Machine, Table
+from benchmarks.results.store import Machine, Table
 
-DTYPES = ("float32", "bfloat16", "int8", "int4")
-_SIGNS = "¹²³⁴⁵⁶⁷⁸⁹"  # for machines
-
-
-@dataclass(frozen=True)
-class Gain:
-    """One measured form of a workload: its number as the data has it, and how many times as fast as eager that is."""
-
-    value: str
-    ratio: float
+GROUP, TITLE = "Headline", "speedups over PyTorch (eager)"
+COLUMNS = (
+    "model",
+    "PyTorch (eager)",
+    "torch.compile",
+    "rival",
+    "hf_cpu_accel",
+    "rival, quantized",
+    "hf_cpu_accel, quantized",
+)
 
 
 @dataclass(frozen=True)
 class Row:
-    """A workload. `eager` is None where its table tells ratios alone; `gains` are by dtype."""
+    """One model: its eager time or rate, and the speedups over it by column, without those that do not exist."""
 
     label: str
-    machine: str
-    unit: str
-    eager: str | None
-    gains: Mapping[str, Gain]
-
-    @property
-    def best(self) -> tuple[str, Gain]:
-        """The fastest dtype, and its gain."""
-        return max(self.gains.items(), key=lambda item: item[1].ratio)
+    eager: str
+    speedups: dict[str, float]
 
 
-def rows(machines: Sequence[Machine], folder: Path = FOLDER) -> list[Row]:
-    """Raises KeyError if a number that the README shows is not in the data."""
-    known = {machine.key: machine for machine in machines}
-    picks = json.loads((folder / HEADLINE).read_text(encoding="utf-8"))
-    return [_row(pick, known[pick["machine"]]) for pick in picks]
+def latest(machines: Sequence[Machine]) -> tuple[Machine, Table]:
+    """Return the latest headline table and its machine.
 
-
-def markdown(rows: Sequence[Row], machines: Sequence[Machine]) -> str:
-    """The table, a column for each dtype, and below it the machines, told apart by signs."""
-    used = list(dict.fromkeys(row.machine for row in rows))
-    headings = ["", "eager", *(f'`"{dtype}"`' for dtype in DTYPES)]
-    cells = [
-        (
-            f"{row.label}, {row.unit} {_SIGNS[used.index(row.machine)]}",
-            row.eager or "",
-            *(_cell(row.gains.get(dtype)) for dtype in DTYPES),
-        )
-        for row in rows
+    Raises:
+        KeyError: no machine has one.
+    """
+    measured = [
+        (machine, table)
+        for machine in machines
+        for table in machine.tables
+        if (table.group, table.title) == (GROUP, TITLE)
     ]
-    names = {machine.key: machine.name for machine in machines}
-    legend = "; ".join(f"{_SIGNS[place]} {names[key]}" for place, key in enumerate(used))
-    return f"{markdown_table(headings, cells)}\n\n{legend}."
+    if not measured:
+        raise KeyError(f"no machine has the table {TITLE!r}: run `python -m benchmarks.headline`")
+    return max(measured, key=lambda pair: pair[1].date)
 
 
-def _cell(gain: Gain | None) -> str:
-    return "" if gain is None else f"{gain.value} ({gain.ratio:.1f}x)"
+def rows(machines: Sequence[Machine]) -> list[Row]:
+    """Return the rows of the latest table."""
+    _, table = latest(machines)
+    return [
+        Row(
+            label,
+            eager,
+            {
+                column: float(cell.rstrip("x"))
+                for column, cell in zip(COLUMNS[2:], cells, strict=True)
+                if cell != "-"
+            },
+        )
+        for label, eager, *cells in table.rows
+    ]
 
 
-def _row(pick: Mapping[str, Any], machine: Machine) -> Row:
-    table = machine.table(pick["table"])
-    eager = table.cell(*pick["eager"]["value"]) if "eager" in pick else None
-    gains = {dtype: _gain(pick[dtype], table, eager, pick["unit"]) for dtype in DTYPES if dtype in pick}
-    return Row(pick["label"], pick["machine"], pick["unit"], eager, gains)
+def markdown(machines: Sequence[Machine]) -> str:
+    """Return the table; the fastest number of each row is bold."""
+    lines = []
+    for row in rows(machines):
+        best = max(row.speedups.values())
+        cells = [_cell(row.speedups.get(column), best) for column in COLUMNS[2:]]
+        lines.append((row.label, row.eager, *cells))
+    return markdown_table(["", "PyTorch (eager)", "`torch.compile`", *COLUMNS[3:]], lines)
 
 
-def _gain(pick: Mapping[str, Any], table: Table, eager: str | None, unit: str) -> Gain:
-    """`ratio` is where the table has one, the median of those inside the rounds; else that of the two numbers, of which `base` is
-    another eager than the row's."""
-    value = table.cell(*pick["value"])
-    if "ratio" in pick:
-        return Gain(value, float(table.cell(*pick["ratio"]).rstrip("x")))
-    base = table.cell(*pick["base"]) if "base" in pick else eager
-    assert base is not None
-    slow, fast = float(base), float(value)
-    return Gain(value, slow / fast if unit == "ms" else fast / slow)
+def _cell(speedup: float | None, best: float) -> str:
+    if speedup is None:
+        return "n/a"
+    text = f"{speedup:.1f}x" if speedup < 10 else f"{speedup:.0f}x"
+    return f"**{text}**" if speedup == best else text

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import textwrap
 from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
@@ -15,19 +17,19 @@ README = FOLDER.parents[1] / "README.md"
 BEGIN, END = "<!-- numbers: begin -->", "<!-- numbers: end -->"
 _GENERATED = "<!-- Written by `python -m benchmarks.results`; the numbers are in the JSON files of benchmarks/results/. -->"
 _INTRODUCTION = """\
-Only ratios inside one table compare: clocks, memory and neighbors of a cloud machine move by tens of per cent between runs. How
-the measurement is done and what the columns mean is told in [docs/how-to/benchmarking.md](../docs/how-to/benchmarking.md).
+Compare ratios within one table only: clocks, memory and neighbors of a cloud machine change by tens of percent between runs.
+[Benchmark](../docs/how-to/benchmarking.md) describes the method, [the workloads](README.md) the columns.
 
-`make bench` and `make bench-peers` (nothing else running) put the tables of your machine here. Weights are random, so the accuracy
-columns speak about rounding, not about tasks: for trained weights see `hf-cpu-accel demo`."""
+`make bench` and `make bench-peers` add the tables of your machine. Run nothing else meanwhile. Weights are random, so the accuracy
+columns show rounding, not the accuracy of a task. For trained weights run `hf-cpu-accel demo`."""
 _CAPTION = """\
-Milliseconds of a call, or tokens per second; in brackets how many times as fast as eager float32 of the same run (Llama: eager
-bfloat16; GCN: PyTorch Geometric on `edge_index`). Random weights of the real shapes. Where the harness took turns it is the median
-of the ratios inside the rounds, and not that of the two medians."""
+{name}, {setup}; {versions}. Speedups are medians of per-round ratios over PyTorch (eager) in float32. The rival is OpenVINO in
+float32 and int8. For Llama it is llama.cpp in bfloat16 and Q4_0, beside ours in bfloat16 and int4, over eager bfloat16. For GCN it
+is PyTorch Geometric on a sparse matrix. Weights are random, shapes are real."""
 
 
 def pages(folder: Path = FOLDER) -> dict[Path, str]:
-    """Every file that follows from the data of a folder, with its text; the index is beside the folder."""
+    """Return the text of every file that is generated from the data of a folder. The index is beside the folder."""
     known = machines(folder)
     out = {folder / f"{machine.key}.md": machine_page(machine) for machine in known}
     if folder == FOLDER:
@@ -37,7 +39,7 @@ def pages(folder: Path = FOLDER) -> dict[Path, str]:
 
 
 def write(folder: Path = FOLDER) -> list[Path]:
-    """Write what has changed, and return it."""
+    """Write the files that have changed, and return their paths."""
     changed = []
     for path, text in pages(folder).items():
         if not path.exists() or path.read_text(encoding="utf-8") != text:
@@ -47,24 +49,28 @@ def write(folder: Path = FOLDER) -> list[Path]:
 
 
 def readme(text: str, known: Sequence[Machine]) -> str:
-    """The README with its numbers anew. Raises ValueError if it has no marker lines."""
+    """Return the README with the current numbers. Raises ValueError if it has no marker lines."""
     before, rest = text.split(BEGIN)
     _, after = rest.split(END)
     return f"{before}{BEGIN}\n{numbers(known)}\n{END}{after}"
 
 
 def numbers(known: Sequence[Machine]) -> str:
-    """What the README shows."""
-    return f"{headline.markdown(headline.rows(known), known)}\n\n{_CAPTION}"
+    """Return what the README shows: the table, and what was measured where."""
+    machine, table = headline.latest(known)
+    cores = table.setup.split(", ", 1)[1]
+    packages = re.sub(r"^Python [\d.]+, ", "", table.versions)
+    caption = _CAPTION.format(name=machine.name, setup=cores, versions=packages)
+    return f"{headline.markdown(known)}\n\n{textwrap.fill(caption, 125, break_on_hyphens=False)}"
 
 
 def index(known: Sequence[Machine]) -> str:
-    """All machines, and the numbers of the README."""
+    """Return the index: all machines, and the numbers of the README."""
     listed = "\n".join(f"- {_entry(machine)}" for machine in known)
     return (
         f"{_GENERATED}\n\n# Results\n\n{_INTRODUCTION}\n\n{listed}\n\n"
-        "Earlier runs, and what was noted beside them, are in [history](history/2026-11.md).\n\n"
-        f"## In short\n\n{numbers(known)}\n"
+        "[History](history/2026-11.md) has earlier runs.\n\n"
+        f"## Headline\n\n{numbers(known)}\n"
     )
 
 
@@ -75,7 +81,7 @@ def _entry(machine: Machine) -> str:
 
 
 def machine_page(machine: Machine) -> str:
-    """The latest run of each table of one machine."""
+    """Return the page of one machine: the latest run of each table."""
     parts = [f"{_GENERATED}\n\n# {machine.name}\n", f"{machine.about}\n"]
     for group, tables in groupby(machine.tables, lambda table: table.group):
         parts.append(f"## {group}\n")

@@ -14,7 +14,6 @@ from pathlib import Path
 import cpuinfo
 
 FOLDER = Path(__file__).parent
-HEADLINE = "headline.json"  # beside the machines': which of their numbers the README and the charts show
 
 
 @dataclass(frozen=True)
@@ -75,8 +74,8 @@ class Machine:
 
 
 def machines(folder: Path = FOLDER) -> list[Machine]:
-    """All that were measured, by their keys."""
-    return [load(path) for path in sorted(folder.glob("*.json")) if path.name != HEADLINE]
+    """Return all machines that were measured, by their keys."""
+    return [load(path) for path in sorted(folder.glob("*.json"))]
 
 
 def load(path: Path) -> Machine:

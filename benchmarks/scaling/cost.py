@@ -3,7 +3,7 @@
 python -m benchmarks.scaling.cost [--sockets 64] [--link-us 20] [--link-gbs 10] [--page]
 
 Its inputs are in measured.json, which the other commands of this folder write with --record. `--page` puts the tables into
-docs/how-to/scaling.md. What was measured while other work ran is left out of both, and named.
+benchmarks/scaling/README.md. What was measured while other work ran is left out of both, and named.
 
 Workers (replicas, processes over a graph), after Amdahl: a part f of one worker's time cannot be shared, so that S of them do S
 / (1 + f (S - 1)) times as much as one; f is what two showed. Two workers on one socket share its memory, which sockets do not:
@@ -29,7 +29,7 @@ import typer
 from benchmarks.scaling.measured import read, split
 from hf_cpu_accel.cli.tables import results_table, wide_console
 
-PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "scaling.md"
+PAGE = Path(__file__).with_name("README.md")
 _FLOAT = 4  # bytes, of hidden states
 _SUMS = 2  # of each layer: after attention, and after its FFN
 
@@ -141,13 +141,13 @@ def counts(sockets: int) -> list[int]:
 
 
 def page_tables(measured: dict[str, dict[str, Any]]) -> dict[str, str]:
-    """The tables of docs/how-to/scaling.md, by the marks around them."""
+    """The tables of benchmarks/scaling/README.md, by the marks around them."""
     quiet, busy = split(measured)
     several = counts(64)
     tables = {
         "measured": _table(["", "one, 1 thread", "one, 2 threads", "two, 1 thread each"], points(quiet)),
         "model": _table(
-            ["times as much as one", *map(str, several)],
+            ["workers", *map(str, several)],
             [
                 (name, *(f"{what.speedup(count):.1f}" for count in several))
                 for name, what in rows(quiet, 20, 10).items()
@@ -157,7 +157,7 @@ def page_tables(measured: dict[str, dict[str, Any]]) -> dict[str, str]:
     loads = [values["load"] for values in quiet.values()]
     if loads:
         tables["measured"] += (
-            f"\n\nThe load of the machine was {min(loads):g} to {max(loads):g} meanwhile, with the measurement's own."
+            f"\n\nThe load average was {min(loads):g} to {max(loads):g}, including the benchmark itself."
         )
     if busy:
         tables["measured"] += f"\n\n{left_out(busy)}"
@@ -170,7 +170,7 @@ def left_out(busy: dict[str, dict[str, Any]]) -> str:
         f"{name} (load {values['load']:g}, {values['machine']['cores']} cores)"
         for name, values in busy.items()
     )
-    return f"Left out, as other work ran meanwhile, and to be measured again: {', '.join(each)}."
+    return f"Left out because other work ran at the same time, and to be measured again: {', '.join(each)}."
 
 
 def _table(head: list[str], body: Sequence[Sequence[str]]) -> str:
@@ -194,12 +194,12 @@ def main(
     sockets: Annotated[int, typer.Option(min=2, help="Up to how many.")] = 64,
     link_us: Annotated[float, typer.Option(min=0, help="Latency of a message between machines, in us.")] = 20,
     link_gbs: Annotated[float, typer.Option(min=0.001, help="The rate of a long one, in GB/s.")] = 10,
-    page: Annotated[bool, typer.Option("--page", help="Write the tables of docs/how-to/scaling.md.")] = False,
+    page: Annotated[bool, typer.Option("--page", help="Write the tables of README.md.")] = False,
 ) -> None:
     """Print what the model says as a table."""
     if page:
         write_page()
-    table = results_table(["times as much as one, by a model", *map(str, counts(sockets))])
+    table = results_table(["estimated speedup, workers", *map(str, counts(sockets))])
     quiet, busy = split(read())
     for name, what in rows(quiet, link_us, link_gbs).items():
         table.add_row(name, *(f"{what.speedup(count):.1f}" for count in counts(sockets)))

@@ -1,4 +1,4 @@
-"""Where the commands of this folder keep what they measured last, for `benchmarks.scaling.cost` and docs/how-to/scaling.md."""
+"""Where the commands of this folder keep what they measured last, for `benchmarks.scaling.cost` and its README.md."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ from hf_cpu_accel.patching.interruption import Uninterrupted
 from hf_cpu_accel.patching.originals import OriginalsStore
 from hf_cpu_accel.patching.override import Override
 from hf_cpu_accel.patching.restore import Journal, ThreadCount, add_attribute
-from hf_cpu_accel.rewrite.apply import apply
+from hf_cpu_accel.rewrite.apply import apply_stages
 from hf_cpu_accel.rewrite.core.calibration import Example
 from hf_cpu_accel.rewrite.core.packed_source import PackedSource
 from hf_cpu_accel.runtime.fork import new_reentrant_lock
@@ -87,7 +87,7 @@ def accelerate_roots(
     """`accelerate_for_cpu` for models that were found and checked; those with other settings are restored first.
 
     Args:
-        saved: where the packed weights of the one model come from, as for `rewrite.apply`.
+        saved: where the packed weights of the one model come from, as for `apply_stages`.
         choices: for each model what was chosen for `settings.accuracy`.
         calibration: what four-bit weights of the one model are rounded for.
     """
@@ -103,7 +103,7 @@ def accelerate_roots(
                     settings, root.module, threads=threads.count, thread_reason=threads.reason, choice=choice
                 )
                 begun.append(root.module)
-                acceleration = apply(
+                acceleration = apply_stages(
                     root.module,
                     plan,
                     trains=root.trains,

@@ -56,9 +56,9 @@ class CompiledRegion:
     Attributes:
         name: the path of the blocks, `*` for their number.
         blocks: how many there are.
-        state: `"waiting"` (for a call), `"compiling"`, `"measuring"`, `"switched"` or `"tier 1"`.
-        reason: why tier 1 stays, or some blocks stay with it; None if all were switched.
-        gains: how many times faster than tier 1 it was measured to be, one number per size of input.
+        state: `"waiting"` (for a call), `"compiling"`, `"measuring"`, `"switched"` or `"level 1"`.
+        reason: why level 1 stays, or some blocks stay with it; None if all were switched.
+        gains: how many times faster than level 1 it was measured to be, one number per size of input.
         cpu_seconds: spent on compiling, the C++ compiler included.
         graphs, cached: libraries in use, and how many of them were found on disk.
         rewrites, ours, rest: of the first graph: {pass: matches}, {op of ours: calls}, {other op: calls}.
@@ -77,7 +77,7 @@ class CompiledRegion:
     rest: dict[str, int] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        gains = ", ".join(f"{gain:.2f}x of tier 1" for gain in self.gains)
+        gains = ", ".join(f"{gain:.2f}x of level 1" for gain in self.gains)
         cost = "from disk" if self.graphs and self.cached == self.graphs else f"{self.cpu_seconds:.1f} CPU-s"
         told = [self.state, *([f"({self.reason})"] if self.reason else [])]
         told += [gains] * bool(gains) + [cost] * bool(self.graphs)
@@ -107,7 +107,7 @@ class Plan:
     threads: int
     thread_reason: str
     kernels: str
-    providers: str = "ours only"
+    providers: str = "hf_cpu_accel only"
     compile_state: str = "off"
     recompiles: int = 0
     compiled: tuple[CompiledRegion, ...] = ()

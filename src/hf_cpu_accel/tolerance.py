@@ -113,7 +113,7 @@ MATRIX_PRODUCT = Closeness(1e-5, 1e-6)
 PROVIDER = Tolerance(1e-5, 1e-2, int8=2e-2)
 # Sums of 144 products of random numbers, 12 on average, in bfloat16 from bfloat16: rounding of the output is 2^-8 of them.
 PROVIDER_CONVOLUTION = Closeness(0.02, 0.1)
-# A compiled form against tier 1: what 1 - cosine of the worst row may be, and the greatest error, relative to the greatest value.
+# A compiled form against level 1: what 1 - cosine of the worst row may be, and the greatest error, relative to the greatest value.
 # Both round at other places; what is compiled wrongly turns rows by more.
 COMPILED_DIRECTION = Tolerance(1e-5, 1e-3, int8=2e-3, int4=2e-3)
 COMPILED_ERROR = Tolerance(1e-3, 5e-2, int8=0.1, int4=0.1)

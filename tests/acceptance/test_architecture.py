@@ -95,7 +95,7 @@ def test_the_stages_of_the_page_are_those_that_run() -> None:
 
 def test_the_passes_of_the_page_are_those_that_run() -> None:
     text = (
-        (ROOT / "docs" / "how-to" / "compile.md")
+        (ROOT / "docs" / "reference" / "compiler-passes.md")
         .read_text(encoding="utf-8")
         .split("\n## Passes\n")[1]
         .split("\n## ")[0]

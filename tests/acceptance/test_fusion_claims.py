@@ -91,7 +91,7 @@ def test_no_page_contradicts_the_sweep(page: Path) -> None:
 
 def test_the_sweep_is_read_whole() -> None:
     stated = re.search(
-        r"(\d+) types have transformer layers: all are whole in (\d+)", MODELS.read_text("utf-8")
+        r"(\d+) types have transformer layers. All layers run as a whole in (\d+)", MODELS.read_text("utf-8")
     )
     assert stated is not None
     assert len(RESULTS) == int(stated[1])

@@ -131,7 +131,7 @@ def _not_called(model: nn.Module, linears: dict[str, list[str]]) -> dict[str, st
         for path, part in parts.items()
         if isinstance(part, FusedRecordedLayer) and not (part._programs or LEFT in vars(part))
     )
-    return dict.fromkeys(waiting, "it is recorded when it is first called, which no call here did")
+    return dict.fromkeys(waiting, "it is recorded on its first call, but no call here reached it")
 
 
 def _unexplained(plan: Any, weighted: list[str]) -> list[str]:

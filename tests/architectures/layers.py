@@ -76,7 +76,7 @@ def told_of_layers(linears: dict[str, list[str]], plan: Plan) -> dict[str, str |
 def _reason(path: str, refused: list[PlanItem]) -> str:
     near = [item for item in refused if _is_within(item.name, path) or _is_within(path, item.name)]
     near.sort(key=lambda item: item.name != path)
-    return str(near[0].reason) if near else "no matcher looks for a layer of this form"
+    return str(near[0].reason) if near else "no matcher supports this form of layer"
 
 
 def _is_linear(module: nn.Module) -> bool:

@@ -1,4 +1,4 @@
-"""Tables of what a sweep has found: for the terminal, and as docs/reference/models.md."""
+"""Print the results of a sweep over all model types, and write docs/reference/models.md."""
 
 from __future__ import annotations
 
@@ -9,41 +9,40 @@ from typing import Any
 Result = dict[str, Any]
 
 _DTYPES = ("float32", "bfloat16", "int8", "int4")
-_REASONS = 3  # told of one type
+_REASONS = 3  # shown per type
 _HEAD = """\
-# Every model type of transformers
+# Model types
 
-`make test-architectures` takes each type of transformers' `CONFIG_MAPPING`, makes a small model of its own default config
-(two layers, widths of 64, random weights that let errors show), runs it, accelerates it in each dtype, and compares: the
-plain batch, and for texts one that is padded on the right and one on the left, at all tokens and in all pooled outputs.
-Then it is restored and compared bit by bit, strides included. This page is written from the results in
-`build/architectures.json` by `make docs-models`, which runs float32 alone, and by `make test-architectures
-ARCHITECTURES=--page` from those of all dtypes.
+The table lists every model type in transformers' `CONFIG_MAPPING`. Each type is tested with a small model of its default
+config: two layers, widths of 64, random weights. The test compares the accelerated model with eager in each dtype. Texts are
+compared with padding on the right and on the left, at all tokens and pooled outputs. After `restore`, the model is
+equal bit by bit, strides included.
 
-*Layers* says how many transformer layers run as a whole: in one op, in the few of a layer with recurrence, latents or a grid, or
-recorded: as the list of steps that its first call took, without the Python between them ([how it
-works](how-it-works.md#layers-of-no-known-form)). A
-recorded layer counts if the calls here reach it and its linears and attention (softmax) are ours;
-its norms, sums, views and products with positions are torch's, its convolutions where torch's are as fast, and, as in layers of a
-few ops, the product that chooses experts and linears of fewer than 16 features. How many of the
-whole ones are recorded is said below. A transformer layer is a member of a list of modules that holds four linears or more, and
-no such member itself; a model has some if attention is computed in one of them (`tests/architectures/layers.py`). So
-convolutional networks, codecs and purely recurrent networks have none, and layers with recurrence in a hybrid count. What is
-not whole runs in parts: its linears, norms and attention are ours, one by one. `hf-cpu-accel supports MODEL` says the same of
-one model's real config.
+**Layers** counts the transformer layers that run as a whole, of all. Such a layer runs in one op, in the few ops of a layer
+with recurrence, latents or a grid, or as [recorded steps](../explanation/how-it-works.md#layers-of-no-known-form). In a
+recorded layer, linears and attention are ops of this library. Norms, sums, views and small linears may be torch's. Other layers
+run in parts: their linears, norms and attention are replaced one by one. `hf-cpu-accel supports MODEL` checks the config of one
+model.
 
-Bounds of errors are those of [dtypes and accuracy](dtypes-and-accuracy.md) (relative to the norm of an output: 1e-4 in float32,
-0.02 in bfloat16, 0.1 in int8, 0.3 in int4). Where a model is more sensitive than that (experts or keys that are chosen among
-nearly equal ones, codebooks), it may be off by as much as four times what the unaccelerated model is when its weights alone
-are rounded as much, and where it chooses experts or keys, one row of four may be moved in the narrow dtypes. Such dtypes are
-marked *. int4 is tried on models of text. Outputs that follow from a choice which rounding may change (keypoints of SuperPoint,
-SuperGlue and LightGlue, the length of FastSpeech's sound) are compared in float32 alone.
+A transformer layer is a member of a list of modules that has four linears or more, and no such member itself. A model has
+transformer layers if one of them computes attention (`tests/architectures/layers.py`). Convolutional networks, codecs and
+purely recurrent networks have none.
+
+**Error** is relative to the norm of an output. The limits are 1e-4 in float32, 0.02 in bfloat16, 0.1 in int8 and 0.3 in int4
+([dtypes and accuracy](dtypes.md)). An error marked * is above its limit, in a model that amplifies rounding, such as one that
+chooses among nearly equal experts, keys or codes. It is at most four times the error of eager with weights rounded to the same
+precision. If the model chooses experts or keys, one row of four may differ in narrow dtypes. int4 is tested on models of text.
+Outputs that depend on a choice (keypoints of SuperPoint, SuperGlue and LightGlue, the length of FastSpeech's audio) are
+compared in float32 only.
+
+`make docs-models` writes this page from a run in float32, and `make test-architectures ARCHITECTURES=--page` from a run in all
+dtypes.
 
 """
 
 
 def summary(found: list[Result]) -> str:
-    """What is wrong, type by type, and how many are what."""
+    """Return the failures of each type, and the counts of all."""
     wrong = [f"{result['type']}: {problem}" for result in found for problem in result["problems"]]
     return "\n".join([*wrong, _counted(found), counted_layers(found)])
 
@@ -52,26 +51,26 @@ def _counted(found: list[Result]) -> str:
     counts = Counter(result["status"] for result in found)
     ran = len(found) - counts["not run"]
     return (
-        f"{len(found)} types: {ran} run, {counts['right']} right, {counts['wrong']} wrong, "
-        f"{counts['not explained']} right but not explained, {counts['not run']} not run"
+        f"{len(found)} types: {ran} tested, {counts['right']} passed, {counts['wrong']} failed, "
+        f"{counts['not explained']} passed without a complete plan, {counts['not run']} not tested"
     )
 
 
 def counted_layers(found: list[Result]) -> str:
-    """How many types have all their layers whole, of those that have some."""
+    """Return how many types run all their transformer layers as a whole."""
     told = [layers for layers in map(_layers, found) if layers]
     whole = sum(not any(layers.values()) for layers in told)
     none = sum(all(layers.values()) for layers in told)
     share = 100 * whole / max(len(told), 1)
     recorded = sum(any(told.get("recorded") for told in r.get("dtypes", {}).values()) for r in found)
     return (
-        f"{len(told)} types have transformer layers: all are whole in {whole} ({share:.0f} %), none in {none}; "
-        f"{recorded} have recorded ones"
+        f"{len(told)} types have transformer layers. All layers run as a whole in {whole} types ({share:.0f} %), none in {none}. "
+        f"{recorded} types have recorded layers"
     )
 
 
 def write_page(found: list[Result], page: Path) -> None:
-    """The table of all types, why layers are not whole, and why some types were not run."""
+    """Write the table of all types, the reasons for layers that are not whole, and the types that were not tested."""
     ran = [result for result in found if result["status"] != "not run"]
     dtypes = [name for name in _DTYPES if any(name in result.get("dtypes", {}) for result in ran)]
     rows = "\n".join(_row(result, dtypes) for result in ran)
@@ -82,22 +81,22 @@ def write_page(found: list[Result], page: Path) -> None:
         *(f"Error in {name}" for name in dtypes),
         "Padding",
         "Layers",
-        "Not whole because",
+        "Reason if not whole",
     ]
     rule = ["---", "---", *("---:" for _ in dtypes), "---", "---:", "---"]
     page.write_text(
         f"{_HEAD}{_counted(found)}. {counted_layers(found)}.\n\n"
         f"| {' | '.join(head)} |\n| {' | '.join(rule)} |\n{rows}\n\n"
-        "## What is in the way\n\n"
-        f"| Types | Because |\n| ---: | --- |\n{_obstacles(ran)}\n\n"
-        "## Not run\n\n"
-        "Most need inputs or configs that belong to one model alone, or libraries that are not installed.\n\n"
-        f"| Type | Because (the first try) |\n| --- | --- |\n{reasons}\n"
+        "## Frequent reasons\n\n"
+        f"| Types | Reason |\n| ---: | --- |\n{_obstacles(ran)}\n\n"
+        "## Not tested\n\n"
+        "Most of these need inputs or configs of their own, or libraries that are not installed.\n\n"
+        f"| Type | Reason (of the first attempt) |\n| --- | --- |\n{reasons}\n"
     )
 
 
 def _layers(result: Result) -> dict[str, str | None]:
-    """{path of a transformer layer: None or why it is not whole}, in the first dtype; none for a model without any."""
+    """Return {path of a transformer layer: None, or the reason why it is not whole} in the first dtype."""
     if "layers" not in result:
         return {}
     first: Result = next(iter(result.get("dtypes", {}).values()), {})
@@ -116,7 +115,7 @@ def _row(result: Result, names: list[str]) -> str:
 
 
 def _not_whole(result: Result) -> str:
-    """Which kinds of layers are not whole, and why."""
+    """Return the kinds of layers that are not whole, with reasons."""
     kinds = result.get("layers", {})
     told = dict.fromkeys(
         f"{kinds[path]}: {_short(reason)}" for path, reason in _layers(result).items() if reason is not None
@@ -126,7 +125,7 @@ def _not_whole(result: Result) -> str:
 
 
 def _obstacles(ran: list[Result]) -> str:
-    """The reasons of several types, the most frequent first."""
+    """Return rows of the reasons that several types share, the most frequent first."""
     counts: Counter[str] = Counter()
     for result in ran:
         counts.update({_short(reason) for reason in _layers(result).values() if reason is not None})
@@ -135,8 +134,8 @@ def _obstacles(ran: list[Result]) -> str:
 
 
 def _short(reason: str) -> str:
-    """Without what every reason of a layer ends with."""
-    return reason.removesuffix(": its parts run one by one")
+    """Return a reason without the suffix that all reasons of layers have."""
+    return reason.removesuffix(": its parts run separately")
 
 
 def _error(told: Result | None) -> str:
@@ -146,5 +145,5 @@ def _error(told: Result | None) -> str:
 
 
 def _cell(text: str) -> str:
-    """In one cell of a table."""
+    """Return text that fits in one cell of a table."""
     return " ".join(text.replace("|", "/").replace("<", "(").replace(">", ")").split())[:160]

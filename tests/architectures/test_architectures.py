@@ -112,7 +112,7 @@ def test_a_crash_is_noted_and_the_others_are_run(tmp_path: Path, monkeypatch: py
     found = sweep.results(results)
     assert found["b"]["status"] == "wrong"
     assert "Segmentation fault" in found["b"]["problems"][0]
-    assert "2 run, 1 right, 1 wrong" in summary(list(found.values()))
+    assert "2 tested, 1 passed, 1 failed" in summary(list(found.values()))
 
 
 def test_the_page_has_a_row_for_each_type(tmp_path: Path) -> None:
@@ -124,16 +124,16 @@ def test_the_page_has_a_row_for_each_type(tmp_path: Path) -> None:
     text = (tmp_path / "page.md").read_text()
     assert "| bert | BertModel |" in text
     assert "| odd | a / (b) |" in text
-    assert "2 types: 1 run, 1 right, 0 wrong" in text
-    assert "1 types have transformer layers: all are whole in 1 (100 %), none in 0" in text
+    assert "2 types: 1 tested, 1 passed, 0 failed" in text
+    assert "1 types have transformer layers. All layers run as a whole in 1 types (100 %), none in 0" in text
 
 
 def test_the_page_says_how_many_rows_are_whole() -> None:
     text = (Path(__file__).parents[2] / "docs" / "reference" / "models.md").read_text()
     counts = [tuple(map(int, pair)) for pair in re.findall(r"\| (\d+)/(\d+) \|", text)]
     whole, none = sum(one == all_ for one, all_ in counts), sum(not one for one, _ in counts)
-    share = f"all are whole in {whole} ({100 * whole / len(counts):.0f} %), none in {none}"
-    assert f"{len(counts)} types have transformer layers: {share};" in text
+    share = f"All layers run as a whole in {whole} types ({100 * whole / len(counts):.0f} %), none in {none}"
+    assert f"{len(counts)} types have transformer layers. {share}." in text
     assert len(counts) > 500
 
 

@@ -55,7 +55,7 @@ def test_all_values_are_those_of_the_file(ggml_type: int) -> None:
 
 def test_what_is_no_matrix_of_blocks_is_refused() -> None:
     with pytest.raises(
-        ValueError, match="ggml_type=16: accepted are 2 \\(Q4_0\\), 3 \\(Q4_1\\), 6 \\(Q5_0\\)"
+        ValueError, match="ggml_type=16: expected one of 2 \\(Q4_0\\), 3 \\(Q4_1\\), 6 \\(Q5_0\\)"
     ):
         read_blocks(torch.zeros(1, 66, dtype=torch.uint8), 16)
     with pytest.raises(ValueError, match="expected uint8 \\[out_features, a multiple of 18\\] for Q4_0"):

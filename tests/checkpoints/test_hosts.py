@@ -89,7 +89,7 @@ def test_rounding_is_measured_and_told(name: str, dtype: str, form: str) -> None
     items = {item.name: item for item in explain(model).items}
     for key in SIZES:
         error = ((model.get_submodule(key).unpack() - true[key]).norm() / true[key].norm()).item()
-        told = re.search(rf"; in {form} ([\d.e-]+) off\)", items[key].structure)
+        told = re.search(rf"; rounding to {form}: ([\d.e-]+)\)", items[key].structure)
         assert told is not None, items[key].structure
         assert float(told[1]) == pytest.approx(error, rel=0.05)
         assert 0 < error < 0.01
@@ -99,7 +99,7 @@ def test_rounding_is_measured_and_told(name: str, dtype: str, form: str) -> None
 def test_an_exact_form_says_nothing_of_rounding(name: str) -> None:
     model = Projections(EXACT[name][0] if name in EXACT else AS_ASKED[name])
     accelerate_for_cpu(model, dtype="float32")
-    assert " off" not in " ".join(item.structure for item in explain(model).items)
+    assert "rounding to" not in " ".join(item.structure for item in explain(model).items)
 
 
 @pytest.mark.parametrize("make", [Linear8bitLt.random, ROUNDED["bitsandbytes NF4"]], ids=["int8", "NF4"])
@@ -141,12 +141,12 @@ def _quanto_axis(n: int, k: int, bias: Tensor | None) -> nn.Module:
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
-        (_hqq_quantized_scales, "HQQ: its scales or zeros are quantized themselves"),
-        (_torchao_scaled_input, "torchao IntxUnpackedToInt8, 4 bits: its input is scaled"),
-        (_quanto_axis, "quanto qint8: its scales are those of input features"),
+        (_hqq_quantized_scales, "HQQ: quantized scales or zeros are not supported"),
+        (_torchao_scaled_input, "torchao IntxUnpackedToInt8, 4 bits: a scaled input is not supported"),
+        (_quanto_axis, "quanto qint8: scales per input feature are not supported"),
         (
             lambda n, k, b: torchao(IntxUnpackedToInt8Tensor.random(n, k, 4, 8), b),
-            "torchao IntxUnpackedToInt8, 4 bits: groups of 8 input features",
+            "torchao IntxUnpackedToInt8, 4 bits: groups of 8 input features are not supported",
         ),
         (
             lambda n, k, b: torchao(Wrapper.of(torch.randn(n, k), qdata=torch.zeros(n, k)), b),
@@ -173,7 +173,9 @@ def test_a_block_that_runs_over_the_end_of_a_row_is_split_where_it_can_be() -> N
         weight = stored_weight(linear)
         assert weight is not None
         if group is None:
-            assert weight.refusal == "72 input features in blocks of 64: groups of a row share no scale"
+            assert (
+                weight.refusal == "blocks of 64 cross the rows of 72 input features: no group has one scale"
+            )
             continue
         assert (weight.group, weight.refusal) == (group, None)
         near, true = weight.rows(32, 64).dequantize(), true_weight(linear)[32:]

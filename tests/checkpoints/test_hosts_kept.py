@@ -76,7 +76,7 @@ def test_a_weight_that_is_not_packed_cannot_be_written_packed() -> None:
     for make in (EXACT["torchao Int8"][0], EXACT["bitsandbytes int8"][0]):
         linear: Any = make(64, COLUMNS, torch.randn(64))
         with pytest.raises(
-            ValueError, match=r"^a\.weight is of a quantized weight that is not packed \((torchao|bits)"
+            ValueError, match=r"^a\.weight belongs to a quantized weight that is not packed \((torchao|bits)"
         ):
             in_floats(linear, "a.weight", linear.weight)
         assert in_floats(linear, "a.weight", linear.weight, with_stored=True) is linear.weight

@@ -78,7 +78,7 @@ def test_groups_of_unlike_sizes_are_computed_and_not_packed() -> None:
     module = stored_linear({"quant_method": "gptq", "bits": 4, "group_size": 32}, written)
     weight = stored_weight(module)
     assert weight is not None
-    assert weight.refusal == "GPTQ, 4 bits in groups of 32: its groups have other sizes than 32"
+    assert weight.refusal == "GPTQ, 4 bits in groups of 32: its groups do not all have 32 input features"
     assert torch.equal(module.dequantize(), written.weight)
 
 
@@ -150,16 +150,22 @@ AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32}
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (GPTQ | {"bits": 5}, "GPTQ in bits=5: read are 2, 3, 4, 8"),
-        (GPTQ | {"bits": "4"}, "GPTQ in bits='4'"),
-        (GPTQ | {"bits": 4.0}, r"GPTQ in bits=4\.0"),
+        (GPTQ | {"bits": 5}, "GPTQ with bits=5 is not supported; expected one of 2, 3, 4, 8"),
+        (GPTQ | {"bits": "4"}, "GPTQ with bits='4'"),
+        (GPTQ | {"bits": 4.0}, r"GPTQ with bits=4\.0"),
         (GPTQ | {"group_size": 0}, "group_size=0"),
-        (GPTQ | {"checkpoint_format": "marlin"}, "the format 'marlin': read are 'gptq' and 'gptq_v2'"),
-        (AWQ | {"bits": 8}, "AWQ in bits=8: read is 4"),
-        (AWQ | {"version": "gemv_fast"}, "the format 'gemv_fast': read are 'gemm' and 'gemv'"),
+        (
+            GPTQ | {"checkpoint_format": "marlin"},
+            "checkpoint_format='marlin' is not supported; expected 'gptq' or 'gptq_v2'",
+        ),
+        (AWQ | {"bits": 8}, "AWQ with bits=8 is not supported; expected 4"),
+        (AWQ | {"version": "gemv_fast"}, "version='gemv_fast' is not supported; expected 'gemm' or 'gemv'"),
         ({"quant_method": "fp8", "fmt": "e5m2"}, "fmt='e5m2'"),
-        ({"quant_method": "fp8", "weight_block_size": [128]}, r"blocks of \[128\]"),
-        ({"quant_method": "aqlm"}, "quant_method='aqlm': read are gptq, awq, compressed-tensors, fp8"),
+        ({"quant_method": "fp8", "weight_block_size": [128]}, r"weight_block_size=\[128\]"),
+        (
+            {"quant_method": "aqlm"},
+            "quant_method='aqlm' is not supported; expected one of gptq, awq, compressed-tensors, fp8",
+        ),
     ],
 )
 def test_configs_that_are_not_known_are_refused(config: dict[str, Any], message: str) -> None:
@@ -175,7 +181,7 @@ def test_configs_that_are_not_known_are_refused(config: dict[str, Any], message:
         (
             "qweight",
             torch.zeros(4, 32, dtype=torch.int32),
-            r"qweight is torch.int32 \[4, 32\]: expected int32 \[8, 32\]",
+            r"qweight has dtype torch.int32 and shape \[4, 32\]: expected int32 \[8, 32\]",
         ),
         ("qweight", torch.zeros(8, 32), "expected int32"),
         ("qzeros", torch.zeros(3, 4, dtype=torch.int32), r"expected int32 \[2, 4\]"),
@@ -196,8 +202,8 @@ def test_tensors_of_another_shape_are_refused(name: str, tensor: Tensor | None, 
 def test_values_that_no_weight_has_are_refused() -> None:
     written = gptq(32, 64)
     for name, value, message in (
-        ("scales", torch.full((2, 32), torch.nan).half(), "scales holds NaN"),
-        ("g_idx", torch.full((64,), 2, dtype=torch.int32), "g_idx names groups from 2 to 2, and there are 2"),
+        ("scales", torch.full((2, 32), torch.nan).half(), "scales contains NaN"),
+        ("g_idx", torch.full((64,), 2, dtype=torch.int32), "g_idx has groups from 2 to 2: expected 0 to 1"),
         ("g_idx", torch.full((64,), -1, dtype=torch.int32), "from -1"),
     ):
         with pytest.raises(UnreadableCheckpoint, match=message):

@@ -27,7 +27,7 @@ def run(*arguments: str) -> str:
 def test_a_model_that_is_fused_whole_needs_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     output = run("--random-config", "bert-tiny", "--seq", "8", "--threads", "1")
-    assert "compile now: nothing, its 2 layers are one op each already" in output
+    assert "compile now: nothing, its 2 layers already run as one op each" in output
 
 
 def test_what_was_left_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,7 +37,7 @@ def test_what_was_left_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     assert row == [
         "encoder.layer.*",
         "2",
-        "tier",
+        "level",
         "1",
         "-",
         "0",

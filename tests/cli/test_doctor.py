@@ -111,7 +111,7 @@ def test_unknown_tier_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(hardware, "detect", hardware.probe)
     code, output = run()
     assert code == 1
-    assert "'fast' is no instruction tier" in output
+    assert "'fast' is not an instruction tier" in output
     assert "unset HF_CPU_ACCEL_ISA" in output
 
 
@@ -251,7 +251,7 @@ def test_compiling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     off = checks.compiling(environ)
     assert off.status == "note"
     assert off.value.startswith("off, no C++ compiler found")
-    assert "tier 1 serves" in off.value
+    assert "level 1 runs" in off.value
     assert "g++" in off.fix
     for name in ("clang++", "g++", "my-cc"):
         (tmp_path / name).touch(mode=0o755)

@@ -1,4 +1,4 @@
-"""Writes the table of classes in docs/reference/task-classes.md: `make docs-tasks`."""
+"""Write the table of classes in docs/reference/task-classes.md: `make docs-tasks`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _row(task: Task) -> str:
 
 
 def page() -> str:
-    """The page with the table as it should be."""
+    """Return the page with a new table."""
     before, _, rest = PAGE.read_text(encoding="utf-8").partition(_HEAD)
     return before + table() + "\n" + rest.partition("\n\n")[2]
 

@@ -157,16 +157,20 @@ def test_a_cache_that_is_not_quantized_is_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ('"num_bits": 4', '"num_bits": 3', "in 3 bits: read are int in 4 and 8 bits"),
+        ('"num_bits": 4', '"num_bits": 3', "in 3 bits are not supported; expected int in 4 or 8 bits"),
         (
             '"format": "pack-quantized"',
             '"format": "marlin-24"',
-            "the format 'marlin-24': read are pack-quantized",
+            "format='marlin-24' is not supported; expected one of pack-quantized",
         ),
         ('"strategy": "group"', '"strategy": "tensor_group"', "strategy='tensor_group'"),
-        ('"Linear"', '"Conv2d"', "q_proj is quantized in the file, and its config has no scheme for it"),
-        ('"group_size": 32', '"group_size": 16', r"weight_scale is torch.float32 \[64, 2\]: expected"),
-        ('"num_bits": 4', '"num_bits": 8', "weight_packed is torch.int32"),
+        ('"Linear"', '"Conv2d"', "q_proj is quantized in the file, but its config has no scheme for it"),
+        (
+            '"group_size": 32',
+            '"group_size": 16',
+            r"weight_scale has dtype torch.float32 and shape \[64, 2\]: expected",
+        ),
+        ('"num_bits": 4', '"num_bits": 8', "weight_packed has dtype torch.int32"),
         ('"sparsity_config": {}', '"sparsity_config": {"format": "sparse-24-bitmask"}', "sparse weights"),
     ],
 )

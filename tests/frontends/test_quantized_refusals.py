@@ -55,13 +55,13 @@ def test_hundreds_of_mutated_files_are_refused_or_read_as_by_others() -> None:
 def test_bits_that_are_not_known(tmp_path: Path) -> None:
     write_form(tmp_path, "gptq")
     change_config(tmp_path, bits=5)
-    refused(tmp_path, "GPTQ in bits=5: read are 2, 3, 4, 8")
+    refused(tmp_path, "GPTQ with bits=5 is not supported; expected one of 2, 3, 4, 8")
 
 
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        (f"{Q_PROJ}.scales", f"{Q_PROJ}.scales is missing, and there is g_idx, qweight, qzeros"),
+        (f"{Q_PROJ}.scales", f"{Q_PROJ}.scales is missing; found g_idx, qweight, qzeros"),
         ("model.norm.weight", "model.norm.weight is missing"),
         ("lm_head.weight", "lm_head.weight is missing"),
         ("model.embed_tokens.weight", "model.embed_tokens.weight is missing"),
@@ -92,7 +92,7 @@ def test_a_linear_that_is_missing_as_a_whole(tmp_path: Path) -> None:
         (f"{Q_PROJ}.qweight", torch.zeros(4, 64, dtype=torch.int32), r"expected int32 \[8, 64\]"),
         ("model.norm.weight", torch.zeros(65), r"model.norm.weight is torch.float32 \[65\]"),
         ("model.embed_tokens.weight", torch.zeros(160, 64, dtype=torch.int32), "expected torch.float32"),
-        (f"{Q_PROJ}.scales", torch.full((2, 64), torch.inf), "q_proj: scales holds NaN or infinite values"),
+        (f"{Q_PROJ}.scales", torch.full((2, 64), torch.inf), "q_proj: scales contains NaN or infinity"),
         (
             "model.layers.7.mlp.up_proj.qweight",
             torch.zeros(1, dtype=torch.int32),
@@ -142,7 +142,8 @@ def test_weights_that_stay_as_they_are_cannot_be_saved_packed(tmp_path: Path) ->
     options = {"dtype": "float32", "skip_modules": ["*.down_proj"]}
     model = AutoModelForCausalLM.from_pretrained(tmp_path, cpu_optimize=options)
     with pytest.raises(
-        ValueError, match=r"down_proj\.qweight is of a quantized weight that is not packed \(GPTQ, 4 bits"
+        ValueError,
+        match=r"down_proj\.qweight belongs to a quantized weight that is not packed \(GPTQ, 4 bits",
     ):
         model.save_pretrained(tmp_path / "packed", packed=True)
     model.save_pretrained(tmp_path / "plain")

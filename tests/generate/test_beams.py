@@ -105,7 +105,7 @@ def test_a_model_with_its_own_part_of_the_search_keeps_it(loops):
     model.generate(**prompt(5), num_beams=2, max_new_tokens=3)
     assert loops == []
     left = {item.structure: item.reason for item in explain(model).left}
-    assert "_reorder_cache of its own" in left["beam search"]
+    assert "overrides _reorder_cache" in left["beam search"]
 
 
 def test_streamers_are_refused_as_by_transformers():

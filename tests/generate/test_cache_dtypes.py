@@ -44,7 +44,7 @@ def generated(model, **settings):
 def test_narrow_weights_get_a_narrow_cache_and_choices_win(dtype, kv_cache, stored):
     model = accelerated("llama", dtype, kv_cache)
     assert {storage.dtype for storage in generated(model)[1]} == {stored}
-    item = next(item for item in explain(model).items if item.structure == "keys and values")
+    item = next(item for item in explain(model).items if item.structure == "KV cache")
     asked = "as the keys" if (dtype, kv_cache) == ("float32", "auto") else str(stored).removeprefix("torch.")
     assert item.dtype == asked
 

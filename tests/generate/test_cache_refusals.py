@@ -4,12 +4,14 @@ import pytest
 import torch
 from transformers import LlamaConfig
 
-from hf_cpu_accel.generate.cache import CPUCache, refusal
+from hf_cpu_accel.generate.cache import CPUCache, cache_refusal
 from tests.generate.cache_cases import _SIZES, DIM, GEMMA, HEADS, LLAMA, states
 
 
 def test_other_storages_are_refused():
-    with pytest.raises(ValueError, match=r"dtype=torch\.float16: accepted are None, torch\.float32"):
+    with pytest.raises(
+        ValueError, match=r"dtype=torch\.float16 is not supported: use one of None, torch\.float32"
+    ):
         CPUCache(LLAMA, dtype=torch.float16)
 
 
@@ -18,7 +20,7 @@ def test_keys_of_another_model_or_batch_are_refused(other):
     cache = CPUCache(LLAMA)
     cache.update(*states(2, 5, 0), 0)
     wrong = torch.zeros(other[0], other[1], 1, other[2])
-    with pytest.raises(ValueError, match=f"batch size 2 with {HEADS} heads of {DIM} features.*accepted is"):
+    with pytest.raises(ValueError, match=f"batch size 2 and {HEADS} heads of {DIM} features.*pass a cache"):
         cache.update(wrong, wrong, 0)
     assert cache.get_seq_length() == 5
     cache.reset()
@@ -27,7 +29,7 @@ def test_keys_of_another_model_or_batch_are_refused(other):
 
 
 def test_more_layers_than_the_cache_has_are_refused():
-    with pytest.raises(ValueError, match="for 2 layers"):
+    with pytest.raises(ValueError, match="has 2 layers"):
         CPUCache(LLAMA).update(*states(1, 1, 0), 2)
 
 
@@ -49,7 +51,7 @@ def test_what_left_the_window_cannot_be_taken_back():
 
 def test_models_with_other_state_are_refused():
     config = LlamaConfig(num_hidden_layers=2, layer_types=["linear_attention", "full_attention"], **_SIZES)
-    assert "LinearAttentionLayer" in refusal(config)
+    assert "LinearAttentionLayer" in cache_refusal(config)
     with pytest.raises(ValueError, match="LinearAttentionLayer"):
         CPUCache(config)
-    assert refusal(LLAMA) is None
+    assert cache_refusal(LLAMA) is None

@@ -33,10 +33,10 @@ def test_signature_and_documentation_are_those_of_transformers():
 
 def test_the_plan_says_who_runs_what():
     items = generation_items(accelerated("llama"))
-    assert items["keys and values"].op == "cache"
+    assert items["KV cache"].op == "cache"
     assert items["greedy search and sampling"].op == "decode"
     assert items["beam search"].op == "beam_search"
-    assert "transformers' own loop" in items["assisted and other decoding"].reason
+    assert "the loop of transformers" in items["assisted and other decoding"].reason
     assert "generate" in str(explain(accelerated("llama")))
     assert generation_items(accelerate_for_cpu(build("llama").model, dtype="float32")) == {}
 
@@ -75,7 +75,7 @@ def test_a_generate_that_other_code_replaced_is_left_alone():
     model = build("llama")
     model.generate = lambda *args, **kwargs: "theirs"
     accelerate_for_cpu(model, dtype="float32")
-    assert "replaced its generate" in generation_items(model)["greedy search and sampling"].reason
+    assert "its generate is already replaced" in generation_items(model)["greedy search and sampling"].reason
     assert model.generate() == "theirs"
     assert restore(model).generate() == "theirs"
 
@@ -175,11 +175,11 @@ def test_other_versions_of_transformers_keep_their_own(monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(hook.inspect, "isabstract", lambda kind: True)  # a cache layer has to do more there
         model = accelerate_for_cpu(build("llama"), dtype="float32")
-    assert "this version" in generation_items(model)["keys and values"].reason
+    assert "this version" in generation_items(model)["KV cache"].reason
     assert torch.equal(model.generate(**inputs, **GREEDY), expected)
     monkeypatch.setitem(sys.modules, "hf_cpu_accel.generate.hook", None)  # an import of ours fails there
     model = accelerate_for_cpu(build("llama"), dtype="float32")
-    assert "transformers' own" in generation_items(model)["generate"].reason
+    assert "of transformers" in generation_items(model)["generate"].reason
     assert torch.equal(model.generate(**inputs, **GREEDY), expected)
 
 
@@ -212,8 +212,8 @@ def test_a_model_with_other_state_keeps_transformers_cache(loops):
     inputs = prompt(6)
     expected = model.generate(**inputs, **GREEDY)
     accelerate_for_cpu(model, dtype="float32")
-    reason = generation_items(model)["keys and values"].reason
-    assert "transformers' own cache" in reason
+    reason = generation_items(model)["KV cache"].reason
+    assert "the cache of transformers" in reason
     assert "LinearAttentionLayer" in reason
     output = model.generate(**inputs, **GREEDY, return_dict_in_generate=True)
     assert torch.equal(output.sequences, expected)
@@ -235,5 +235,5 @@ def test_models_that_remember_in_another_way(kind):
     inputs = prompt(6)
     expected = model.generate(**inputs, **GREEDY)
     accelerate_for_cpu(model, dtype="float32")
-    assert generation_items(model)["keys and values"].reason is not None
+    assert generation_items(model)["KV cache"].reason is not None
     assert torch.equal(model.generate(**inputs, **GREEDY), expected)

@@ -109,4 +109,4 @@ def test_small_pools_and_others_are_left(
     assert served(ours) == 0
     median = accelerate_for_cpu(Net(pyg.MedianAggregation()))
     assert "forward" not in vars(median.pool)
-    assert "reduces its messages in a way of its own" in str(explain(median))
+    assert "its aggregation is not supported" in str(explain(median))

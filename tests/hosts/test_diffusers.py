@@ -59,7 +59,7 @@ def test_a_refused_cast_leaves_the_pipeline_as_it_was():
     accelerate_for_cpu(pipe, dtype="float32")
     before = call()
     for cast in (pipe.to, pipe.text_encoder.to):
-        with pytest.raises(RuntimeError, match="computes in float32 or bfloat16"):
+        with pytest.raises(RuntimeError, match="only to float32 or bfloat16"):
             cast(torch.float16)
     np.testing.assert_array_equal(call(), before)
 

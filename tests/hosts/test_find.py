@@ -23,6 +23,6 @@ def test_any_module_is_its_own_root():
 )
 def test_anything_else_is_refused_with_what_is_accepted(target, described):
     with pytest.raises(
-        TypeError, match=f"target is {described}.*accepted: a transformers Pipeline.*torch.nn.Module"
+        TypeError, match=f"target is {described}.*expected a transformers Pipeline.*torch.nn.Module"
     ):
         find(target)

@@ -117,4 +117,4 @@ def test_a_layer_with_a_propagate_of_its_own_is_left(x: Tensor, edge_index: Tens
     expected = conv(x, edge_index)
     accelerate_for_cpu(conv)
     assert torch.equal(conv(x, edge_index), expected)
-    assert "propagate of its own" in explain(conv).left[0].reason
+    assert "overrides propagate" in explain(conv).left[0].reason

@@ -121,7 +121,7 @@ class Scaled(pyg.MessagePassing):
 
 def test_messages_that_only_look_like_rows(x: Tensor, edge_index: Tensor) -> None:
     conv = accelerate_for_cpu(Scaled())
-    assert explain(conv).replaced[0].structure == "messages of its own, mean"
+    assert explain(conv).replaced[0].structure == "custom messages, mean"
     with torch.no_grad():
         conv.factor.fill_(3.0)
         expected = restore(copy.deepcopy(conv))(x, edge_index)

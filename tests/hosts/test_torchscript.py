@@ -114,5 +114,5 @@ def test_the_plan_says_that_torchscript_runs_its_own(compiled: Any) -> None:
 
 def test_a_compiled_target_is_refused_with_the_way_out() -> None:
     model = torch.jit.script(Block().eval())
-    with pytest.raises(TypeError, match=r"target is compiled by TorchScript.*the module from before"):
+    with pytest.raises(TypeError, match=r"target is compiled by TorchScript.*the module as it was before"):
         accelerate_for_cpu(model)

@@ -59,5 +59,5 @@ def test_a_pipeline_is_accelerated_through_its_model(model):
 def test_a_pipeline_without_a_torch_model_is_refused(model):
     pipe = PlainPipeline(model=model, tokenizer=None, device="cpu")
     pipe.model = "elsewhere"
-    with pytest.raises(TypeError, match=r"target\.model is a str; accepted"):
+    with pytest.raises(TypeError, match=r"target\.model is a str; expected"):
         find(pipe)

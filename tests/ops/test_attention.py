@@ -219,7 +219,7 @@ def test_thread_count_does_not_change_the_result(case: Case) -> None:
         ({"key": torch.zeros(2, 3, 33, 64), "value": torch.zeros(2, 3, 33, 64)}, "multiple of the key's 3"),
         ({"mask": torch.ones(33, 33, dtype=torch.bool)}, "key padding"),
         ({"mask": torch.zeros(2, 1, 5, 33)}, "broadcastable"),
-        ({"softcap": 0.0}, "softcap=0.0: more than 0"),
+        ({"softcap": 0.0}, "softcap=0.0: must be positive"),
     ],
 )
 def test_bad_shapes_are_named(change: dict[str, Any], words: str) -> None:

@@ -83,7 +83,7 @@ def test_opcheck(dtype: str) -> None:
 
 def test_bad_arguments_are_named() -> None:
     packed = pack_linear(torch.randn(40, 24), "float32")
-    with pytest.raises(ValueError, match="up gives 40 features and down takes 20"):
+    with pytest.raises(ValueError, match="up has 40 output features, down has 20 input features"):
         gated_ffn(
             torch.randn(3, 24),
             packed,
@@ -92,7 +92,7 @@ def test_bad_arguments_are_named() -> None:
             None,
             activation="silu",
         )
-    with pytest.raises(ValueError, match="down takes 30"):
+    with pytest.raises(ValueError, match="down has 30 input features"):
         ffn(
             torch.randn(3, 24),
             packed,

@@ -145,7 +145,7 @@ def test_opcheck(case: Case) -> None:
         ("key_begin", lambda x: x.flip(0), "key_begin must rise"),
         ("slots", lambda x: x + 4000, "slots name some that key does not have"),
         ("slots", lambda x: x.long(), "slots must be int32"),
-        ("window", lambda x: 0, "window=0: at least 1"),
+        ("window", lambda x: 0, "window=0: must be at least 1"),
     ],
 )
 def test_bad_arguments(name: str, change: Any, words: str) -> None:

@@ -223,10 +223,10 @@ def test_storages_of_nothing() -> None:
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        ({"window": -1}, "window=-1: 0 or more"),
-        ({"window": 2, "global_keys": 10}, "global_keys=10: 0 to 9"),
-        ({"global_keys": 1}, "0 without a window"),
-        ({"global_keys": 1, "window": 2, "is_causal": True}, "0 without a window, and if causal"),
+        ({"window": -1}, "window=-1: must be 0 or more"),
+        ({"window": 2, "global_keys": 10}, "global_keys=10: must be 0 to 9"),
+        ({"global_keys": 1}, "0 if there is no window"),
+        ({"global_keys": 1, "window": 2, "is_causal": True}, "0 if there is no window or is_causal"),
     ],
 )
 def test_windows_of_attention(changed: dict[str, Any], words: str) -> None:

@@ -15,7 +15,7 @@ def test_names_go_into_the_order_of_the_schema() -> None:
     named = {"activation": "none", "out_features": 8, "weight": "w", "input": "x", "bias": "b"}
     assert positional(OPS.linear.default, named) == ("x", "w", None, "b", None, 8, "none")
     rest = {name: named[name] for name in ("activation", "out_features", "bias")}
-    assert positional(OPS.linear.default, rest, given=2) == (None, "b", None, 8, "none")
+    assert positional(OPS.linear.default, rest, first=2) == (None, "b", None, 8, "none")
 
 
 def test_defaults_at_the_end_are_left_out() -> None:

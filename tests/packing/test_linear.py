@@ -102,9 +102,9 @@ def test_the_tensor_tells_its_dtype(dtype: str) -> None:
 def test_bad_arguments_are_named() -> None:
     with pytest.raises(ValueError, match="dtype='int3'"):
         pack_linear(torch.randn(4, 4), "int3")
-    with pytest.raises(ValueError, match="group=48: accepted are 32, 64, 128"):
+    with pytest.raises(ValueError, match="group=48: expected one of 32, 64, 128"):
         pack_linear(torch.randn(4, 4), "int4", int4_group=48)
-    with pytest.raises(ValueError, match=r"torch.int16 of shape \(4, 4\) is no packed weight"):
+    with pytest.raises(ValueError, match=r"torch.int16 and shape \(4, 4\) is not a packed weight"):
         dtype_of(torch.ones(4, 4, dtype=torch.int16))
     with pytest.raises(ValueError, match="floating point matrix"):
         pack_linear(torch.randn(4), "float32")

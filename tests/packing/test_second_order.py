@@ -114,5 +114,5 @@ def test_the_sums_are_those_of_the_integers() -> None:
 
 
 def test_inputs_that_are_not_finite_are_refused() -> None:
-    with pytest.raises(ValueError, match="NaN or infinite"):
+    with pytest.raises(ValueError, match="NaN, infinity"):
         Curvature.of(torch.full((4, 4), torch.nan), DAMPING)

@@ -12,7 +12,7 @@ from diffusers.models.attention_processor import Attention
 from torch import Tensor, nn
 
 from hf_cpu_accel import accelerate_for_cpu, restore
-from hf_cpu_accel.patching.hooks import own_forward
+from hf_cpu_accel.patching.hooks import instance_forward
 from hf_cpu_accel.rewrite.attention import processor
 
 
@@ -95,9 +95,9 @@ def test_what_hooks_leave_behind_is_the_forward_of_the_class() -> None:
     for _ in range(2):
         change(block, "twice")
     assert "forward" in vars(block.attn)
-    assert own_forward(block.attn) is None
+    assert instance_forward(block.attn) is None
     block.attn.forward = Block().attn.forward  # of another module
-    assert own_forward(block.attn) is not None
+    assert instance_forward(block.attn) is not None
 
 
 def test_copies_of_hooked_modules_are_copied_with_their_own_forward() -> None:

@@ -92,7 +92,7 @@ def test_a_full_disk_is_noticed_before_anything_is_touched(model, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
     modules = dict(model.named_modules())
     with pytest.raises(
-        OSError, match=r"cannot keep the original weights.*HF_CPU_ACCEL_HOME.*originals='memory'"
+        OSError, match=r"cannot store the original weights.*HF_CPU_ACCEL_HOME.*originals='memory'"
     ):
         accelerate_for_cpu(model, dtype="int8")
     assert dict(model.named_modules()) == modules

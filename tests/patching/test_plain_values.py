@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from hf_cpu_accel.patching.inside import Inside
-from hf_cpu_accel.patching.plain_values import is_plain, is_same_value, noted
+from hf_cpu_accel.patching.plain_values import is_plain_value, is_same_value, value_reader
 
 PLAIN = [
     None,
@@ -51,21 +51,21 @@ OTHERS: list[Any] = [
 
 @pytest.mark.parametrize("value", PLAIN, ids=lambda value: f"{type(value).__name__} {str(value)[:12]}")
 def test_values_and_small_containers_are_plain(value: Any) -> None:
-    assert is_plain(value)
+    assert is_plain_value(value)
 
 
 @pytest.mark.parametrize("value", OTHERS, ids=lambda value: type(value).__name__)
 def test_what_compares_otherwise_is_not(value: Any) -> None:
-    assert not is_plain(value)
+    assert not is_plain_value(value)
 
 
 def test_subclasses_of_containers_are_not() -> None:
-    assert not is_plain(type("Pair", (tuple,), {})((1, 2)))
+    assert not is_plain_value(type("Pair", (tuple,), {})((1, 2)))
 
 
 def test_what_was_noted_is_a_copy() -> None:
     state = {"sizes": [1, [2]], "other": 1}
-    read, values = noted(state, ["sizes"])
+    read, values = value_reader(state, ["sizes"])
     assert read(state) == values
     state["sizes"][1].append(3)  # type: ignore[index]
     assert read(state) != values

@@ -96,7 +96,7 @@ DAMAGED = {
 def test_what_is_damaged_or_foreign_is_ignored_with_one_warning_and_replaced(text, tmp_path):
     store = Store(tmp_path, MACHINE)
     store.path.write_bytes(text if isinstance(text, bytes) else text.encode())
-    with pytest.warns(UserWarning, match="ignored and will be made anew"):
+    with pytest.warns(UserWarning, match="ignored and will be repeated"):
         assert store.load() == {}
     with warnings.catch_warnings():
         warnings.simplefilter("error")

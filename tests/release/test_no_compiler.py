@@ -59,7 +59,7 @@ def test_kernels_serve_and_compiling_says_that_it_is_off(tmp_path: Path) -> None
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["kernels"].startswith("native, ")
     assert found["replaced"]
-    assert found["compiling"] == "off, no C++ compiler found (g++, or what CXX names); tier 1 serves"
+    assert found["compiling"] == "off, no C++ compiler found (install g++ or set CXX); level 1 runs"
     assert found["state"] == f"background: {found['compiling']}"
     assert found["compiling"] in " ".join(found["plan"].split())  # lines are wrapped
     # The kernels run on torch's own threads.

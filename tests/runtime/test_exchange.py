@@ -99,7 +99,7 @@ def test_nobody_waits_for_a_process_that_has_ended(tmp_path: Path) -> None:
         exchange.sum(torch.ones(4))
 
     found = run(work, 2, tmp_path / "file")
-    assert "(rank 1) of the group has ended" in found[0]
+    assert "(rank 1) of the group has exited" in found[0]
 
 
 def test_other_machines_share_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

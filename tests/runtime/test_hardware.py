@@ -173,7 +173,7 @@ def test_limit_above_the_machine_is_no_limit(tmp_path: Path) -> None:
 
 
 def test_unknown_cap_in_the_environment(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="HF_CPU_ACCEL_ISA='fast' is no instruction tier"):
+    with pytest.raises(ValueError, match="HF_CPU_ACCEL_ISA='fast' is not an instruction tier"):
         hardware.probe(machine(tmp_path, AVX2), affinity={0}, environ={"HF_CPU_ACCEL_ISA": "fast"})
 
 

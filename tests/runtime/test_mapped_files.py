@@ -77,7 +77,7 @@ def test_a_deleted_file_is_unchanged_and_a_written_one_is_not(path):
         file = SourceFile(path)
         file.check()
         change(path)
-        with pytest.raises(RuntimeError, match=rf"{path.name}, which was written to.*from_pretrained"):
+        with pytest.raises(RuntimeError, match=rf"{path.name}, which has changed.*from_pretrained"):
             file.check()
 
 

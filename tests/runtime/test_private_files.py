@@ -50,9 +50,9 @@ def test_a_file_in_the_way(tmp_path: Path) -> None:
     [
         (0o700, None),
         (0o755, None),
-        (0o770, "others can write to it (mode 770)"),
-        (0o757, "others can write to it (mode 757)"),
-        (0o1777, "others can write to it (mode 1777)"),
+        (0o770, "other users can write to it (mode 770)"),
+        (0o757, "other users can write to it (mode 757)"),
+        (0o1777, "other users can write to it (mode 1777)"),
     ],
 )
 def test_modes(tmp_path: Path, mode: int, found: str | None) -> None:
@@ -75,7 +75,7 @@ def test_what_cannot_be_looked_at(tmp_path: Path) -> None:
     path = tmp_path / (
         "long" * 100
     )  # as a folder of root would, if these tests were not run by root at times
-    assert problem(path) == "it cannot be looked at (File name too long)"
+    assert problem(path) == "it cannot be read (File name too long)"
 
 
 def test_a_cache_of_ones_own(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -105,7 +105,7 @@ def test_one_warning_and_no_cache_where_others_write(
     assert not found[0].is_relative_to(tmp_path)
     (record,) = caplog.records
     assert record.getMessage() == (
-        f"hf_cpu_accel: nothing is read from {tmp_path / level} or kept there: others can write to it (mode 775). "
+        f"hf_cpu_accel: the cache folder {tmp_path / level} is not used: other users can write to it (mode 775). "
         "If it is yours, `chmod go-w` it; else set HF_CPU_ACCEL_HOME to a folder of your own."
     )
     store = Store(found[0], {"cpu": "some"})
@@ -145,5 +145,5 @@ def test_doctor_tells_of_it(tmp_path: Path) -> None:
     assert checks.folder(make_folder(path)).status == "ok"
     path.chmod(0o770)
     found = checks.folder(path)
-    assert (found.status, "others can write to it (mode 770)" in found.value) == ("problem", True)
+    assert (found.status, "other users can write to it (mode 770)" in found.value) == ("problem", True)
     assert "chmod go-w" in found.fix

@@ -125,9 +125,9 @@ def test_packed_folders_are_served_as_they_are(tmp_path: Path) -> None:
         assert explain(served.model).dtype == "int8"
         assert torch.get_num_threads() == 1
         assert served.close(5)
-    with pytest.raises(RuntimeError, match="load the checkpoint that it was packed from"):
+    with pytest.raises(RuntimeError, match="load the checkpoint that was packed"):
         load(f"chat={tmp_path}", Metrics(), Settings({"dtype": "float32", "threads": 1}))
     refused = serve(f"chat={tmp_path}", "--dtype", "float32")
     assert refused.exit_code == 1
     assert isinstance(refused.exception, SystemExit)  # in words, without a traceback
-    assert "load the checkpoint that it was packed from" in " ".join(refused.output.split())
+    assert "load the checkpoint that was packed" in " ".join(refused.output.split())

@@ -1,6 +1,6 @@
-"""Writes docs/reference/tasks.md, what becomes of the pipeline of each task: `python -m tests.tasks.table`.
+"""Write docs/reference/tasks.md, the modules that are replaced in a pipeline of each task: `python -m tests.tasks.table`.
 
-Which layers are whole is decided as for docs/reference/models.md, by `tests.architectures.layers`.
+`tests.architectures.layers` finds the layers that run as a whole, as for docs/reference/models.md.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from tests.tasks.all import CASES
 from tests.tasks.case import Case
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "tasks.md"
-_GENERATION = ("keys and values", "greedy search and sampling", "beam search", "continuous batching")
+_GENERATION = ("KV cache", "greedy search and sampling", "beam search", "continuous batching")
 _HEAD = """\
 # Pipeline tasks
 
-Every task that `transformers.pipeline` knows, with a small random model of an architecture that serves it: what
-`accelerate_for_cpu` makes of it, counted from `explain()`. Each of these pipelines is tested to answer as before, to
-fail as before on bad input (empty text, odd and broken images, silence, no sound at all), and to be restored bit by bit.
+The table lists every task of `transformers.pipeline`, tested with a small random model. The tests check that outputs and errors
+stay the same, also for bad input (empty text, broken images, silence), and that `restore` is exact bit by bit. The counts come
+from `explain()`.
 
-- **fused**: each transformer layer runs as a whole, as [every model type](models.md) has it: in one call of a kernel, or recorded.
-- **partly fused**: some layers run as a whole; of the others attention, linears and feed-forward networks are fused.
+- **fused**: each transformer layer runs as a whole, in one op or recorded, as in [model types](models.md).
+- **partly fused**: some layers run as a whole. In the others, attention, linears and feed-forward networks are fused.
 - **left alone**: nothing is replaced.
 
-*Other ops* are replaced modules outside of whole layers; *left* are modules with weights that run as they did, without
-lookup tables, norms, and heads for a few classes. What `compile=` does besides is told in [torch.compile](compile.md),
-and `explain(pipe)` gives the reasons for your own model. This page is written by `make docs-tasks`.
+**Other ops** are replaced modules outside of whole layers. **Left** are modules with weights that are not replaced, without
+lookup tables, norms, and heads of a few classes. [`compile=`](../how-to/compile.md) can compile these. `explain(pipe)` prints
+the reasons for your model. `make docs-tasks` writes this page.
 
 | Task | Tested with | State | Whole layers | Other ops | Left |
 | --- | --- | --- | --- | --- | --- |
@@ -47,7 +47,7 @@ def page() -> str:
 
 
 def _found(case: Case) -> tuple[Plan, dict[str, str | None]]:
-    """Return the plan after one call, in which layers are recorded, and {path of a transformer layer: why it is not whole}."""
+    """Return the plan after one call, which records layers, and {path of a transformer layer: None, or why it is not whole}."""
     pipe = case.build()
     (args, options), model = case.calls[0], pipe.model
     linears = linears_of_layers(model)
@@ -78,8 +78,8 @@ def _state(layers: Mapping[str, str | None], replaced: Sequence[PlanItem]) -> st
 
 
 def _counts(item: PlanItem) -> bool:
-    """Whether somebody who looks for time would want to know that this was left."""
-    small = ("table lookup", "one op already", "output features", "transformers' own", "shares its weight")
+    """Return whether a module that was not replaced may take noticeable time."""
+    small = ("table lookup", "a single op", "output features", "of transformers", "shares its weight")
     assert item.reason is not None
     return not any(part in item.reason for part in small)
 

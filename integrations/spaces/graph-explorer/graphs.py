@@ -108,9 +108,7 @@ def look(explorer: Explorer, number: int) -> Node:
         classify(model, data)[number] for model in (explorer.pair.eager, explorer.pair.accelerated)
     )
     neighbors = data.edge_index[0][data.edge_index[1] == number].unique().tolist()
-    return Node(
-        number, int(data.y[number]), eager, accelerated, neighbors[:MOST_NEIGHBORS], len(neighbors)
-    )
+    return Node(number, int(data.y[number]), eager, accelerated, neighbors[:MOST_NEIGHBORS], len(neighbors))
 
 
 @torch.inference_mode()

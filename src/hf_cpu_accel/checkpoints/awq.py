@@ -79,9 +79,11 @@ class AwqCheckpoint:
         group = config.get("group_size", config.get("q_group_size", 128))
         form = str(config.get("version") or config.get("format") or "gemm").lower()
         if bits != _BITS:
-            raise UnreadableCheckpoint(f"AWQ in bits={bits!r}: read is 4")
+            raise UnreadableCheckpoint(f"AWQ with bits={bits!r} is not supported; expected 4")
         if form not in ("gemm", "gemv"):
-            raise UnreadableCheckpoint(f"AWQ in the format {form!r}: read are 'gemm' and 'gemv'")
+            raise UnreadableCheckpoint(
+                f"AWQ with version={form!r} is not supported; expected 'gemm' or 'gemv'"
+            )
         return cls(checked_group("AWQ", group), form == "gemv")
 
     def layout(
@@ -98,7 +100,7 @@ class AwqCheckpoint:
         groups = -(-in_features // group)
         packed = in_features if self.is_gemv else out_features
         if packed % _PER_WORD:
-            raise UnreadableCheckpoint(f"{path}: {packed} features are not stored eight to a word")
+            raise UnreadableCheckpoint(f"{path}: {packed} features do not fill whole 32-bit words")
         if self.is_gemv:
             width = _gemv_width(in_features, group)
             shapes = [(out_features, in_features // _PER_WORD), (out_features, width)]

@@ -54,9 +54,7 @@ def _of_levels(module: Any) -> StoredWeight | None:
 
     refusal = None
     if group is None:
-        refusal = (
-            f"{in_features} input features in blocks of {state.blocksize}: groups of a row share no scale"
-        )
+        refusal = f"blocks of {state.blocksize} cross the rows of {in_features} input features: no group has one scale"
     return StoredWeight(
         f"bitsandbytes {state.quant_type.upper()}",
         out_features,

@@ -62,7 +62,7 @@ class CompressedTensorsLayout(IntegerLayout):
         for name in {self.integers, *(["weight_zero_point"] if self.zeros == "plain" else [])}:
             values = tensors[name]
             if values.dtype is torch.int8 and not -most <= int(values.min()) <= int(values.max()) < most:
-                raise UnreadableCheckpoint(f"{name} holds integers of more than {self.bits} bits")
+                raise UnreadableCheckpoint(f"{name} contains integers of more than {self.bits} bits")
 
     def read(self, tensors: Tensors, first: int, last: int) -> Parts:
         q = _unsigned(tensors[self.integers].detach()[first:last], self.bits, self.in_features)
@@ -120,11 +120,13 @@ class Scheme:
             or (kind == "float" and bits != 8)
         ):
             raise UnreadableCheckpoint(
-                f"compressed-tensors weights of type {kind!r} in {bits!r} bits: read are int in 4 and 8 bits, and float in 8"
+                f"compressed-tensors weights of type {kind!r} in {bits!r} bits are not supported; "
+                "expected int in 4 or 8 bits, or float in 8"
             )
         if strategy not in _STRATEGIES or (strategy == "group" and (not isinstance(size, int) or size <= 0)):
             raise UnreadableCheckpoint(
-                f"compressed-tensors weights by strategy={strategy!r}, group_size={size!r}: read are {', '.join(_STRATEGIES)}"
+                f"compressed-tensors with strategy={strategy!r}, group_size={size!r} is not supported; "
+                f"expected one of {', '.join(_STRATEGIES)}"
             )
         return cls(
             tuple(group.get("targets", ())),
@@ -171,10 +173,12 @@ class CompressedTensorsCheckpoint:
         sparse = (config.get("sparsity_config") or {}).get("format", "dense")
         for form in sorted(forms - set(_FORMATS)):
             raise UnreadableCheckpoint(
-                f"compressed-tensors in the format {form!r}: read are {', '.join(_FORMATS)}"
+                f"compressed-tensors with format={form!r} is not supported; expected one of {', '.join(_FORMATS)}"
             )
         if sparse != "dense" or (config.get("transform_config") or {}).get("config_groups"):
-            raise UnreadableCheckpoint("compressed-tensors with sparse weights or transforms is not read")
+            raise UnreadableCheckpoint(
+                "compressed-tensors with sparse weights or transforms is not supported"
+            )
         schemes = tuple(filter(None, map(Scheme.of, groups.values())))
         return cls(schemes, tuple(config.get("ignore") or ()), bool(config.get("kv_cache_scheme")))
 
@@ -196,7 +200,7 @@ class CompressedTensorsCheckpoint:
         scheme = next((s for s in self.schemes if _matches(path, s.targets)), None)
         if scheme is None or _matches(path, self.ignored, is_linear=False):
             raise UnreadableCheckpoint(
-                f"{path} is quantized in the file, and its config has no scheme for it"
+                f"{path} is quantized in the file, but its config has no scheme for it"
             )
         shape = (out_features, in_features)
         if not scheme.is_float:
@@ -231,7 +235,9 @@ def _matches(path: str, targets: Sequence[str], *, is_linear: bool = True) -> bo
 
 def _integers(scheme: Scheme, path: str, shape: tuple[int, int], tensors: Tensors) -> IntegerLayout:
     if scheme.strategy == "block":
-        raise UnreadableCheckpoint(f"{path}: integers in blocks of output and input features are not read")
+        raise UnreadableCheckpoint(
+            f"{path}: integers in blocks of output and input features are not supported"
+        )
     rows, columns = shape
     bits, group = scheme.bits, scheme.group or columns
     groups, name = -(-columns // group), "weight"

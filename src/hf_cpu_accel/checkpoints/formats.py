@@ -46,5 +46,7 @@ def checkpoint_of(config: Mapping[str, Any]) -> Checkpoint:
     """
     method = config.get("quant_method")
     if method not in FORMATS:
-        raise UnreadableCheckpoint(f"quant_method={method!r}: read are {', '.join(FORMATS)}")
+        raise UnreadableCheckpoint(
+            f"quant_method={method!r} is not supported; expected one of {', '.join(FORMATS)}"
+        )
     return FORMATS[method](config)

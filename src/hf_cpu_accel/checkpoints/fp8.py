@@ -57,7 +57,7 @@ class Fp8Checkpoint:
         """
         form, block = config.get("fmt", "e4m3"), config.get("weight_block_size")
         if form != "e4m3":
-            raise UnreadableCheckpoint(f"fp8 with fmt={form!r}: read is 'e4m3'")
+            raise UnreadableCheckpoint(f"fp8 with fmt={form!r} is not supported; expected 'e4m3'")
         if block is None:
             return cls(None)
         return cls(checked_block(block))
@@ -81,7 +81,7 @@ def checked_block(block: object) -> tuple[int, int]:
     """
     sizes = list(block) if isinstance(block, list | tuple) else []
     if len(sizes) != 2 or not all(isinstance(size, int) and size > 0 for size in sizes):
-        raise UnreadableCheckpoint(f"blocks of {block!r}: expected [output features, input features]")
+        raise UnreadableCheckpoint(f"weight_block_size={block!r}: expected [output features, input features]")
     return sizes[0], sizes[1]
 
 

@@ -60,7 +60,7 @@ def read_blocks(rows: Tensor, ggml_type: int) -> AffineGroups:
     """
     if ggml_type not in FORMATS:
         known = ", ".join(f"{number} ({form.name})" for number, form in FORMATS.items())
-        raise ValueError(f"ggml_type={ggml_type}: accepted are {known}")
+        raise ValueError(f"ggml_type={ggml_type}: expected one of {known}")
     form = FORMATS[ggml_type]
     if rows.dim() != 2 or rows.dtype is not torch.uint8 or rows.shape[1] % form.nbytes:
         raise ValueError(

@@ -85,9 +85,13 @@ class GptqCheckpoint:
         bits, group = config.get("bits"), config.get("group_size", 128)
         form = config.get("checkpoint_format") or config.get("format") or "gptq"
         if not isinstance(bits, int) or bits not in BITS:
-            raise UnreadableCheckpoint(f"GPTQ in bits={bits!r}: read are {', '.join(map(str, BITS))}")
+            raise UnreadableCheckpoint(
+                f"GPTQ with bits={bits!r} is not supported; expected one of {', '.join(map(str, BITS))}"
+            )
         if form not in ("gptq", "gptq_v2"):
-            raise UnreadableCheckpoint(f"GPTQ in the format {form!r}: read are 'gptq' and 'gptq_v2'")
+            raise UnreadableCheckpoint(
+                f"GPTQ with checkpoint_format={form!r} is not supported; expected 'gptq' or 'gptq_v2'"
+            )
         group = checked_group("GPTQ", group)
         return cls(bits, group, form == "gptq", bool(config.get("desc_act")), bool(config.get("dynamic")))
 
@@ -106,7 +110,7 @@ class GptqCheckpoint:
             bits, group = _as_stored(path, in_features, tensors)
         if bits == 3 and (in_features % 32 or out_features % 32):
             raise UnreadableCheckpoint(
-                f"{path}: {out_features} x {in_features} in 3 bits is not of whole words"
+                f"{path}: {out_features} x {in_features} in 3 bits does not fill whole 32-bit words"
             )
         groups = -(-in_features // group)
         check_tensor(path, "qweight", tensors, (words_for(in_features, bits), out_features), torch.int32)
@@ -135,6 +139,6 @@ def _as_stored(path: str, in_features: int, tensors: Tensors) -> tuple[int, int]
     bits = words * 32 // in_features
     if bits not in BITS or groups <= 0 or in_features % groups:
         raise UnreadableCheckpoint(
-            f"{path}: {words} words and {groups} groups for {in_features} input features are of no GPTQ weight"
+            f"{path}: {words} words and {groups} groups for {in_features} input features are not a GPTQ weight"
         )
     return bits, in_features // groups

@@ -51,9 +51,11 @@ def read(module: nn.Module) -> StoredWeight | None:
 
     refusal = None
     if meta.get("quant_scale") or meta.get("quant_zero"):
-        refusal = "HQQ: its scales or zeros are quantized themselves"
+        refusal = "HQQ: quantized scales or zeros are not supported"
     elif group is None:
-        refusal = f"HQQ: {in_features} input features in groups of {width}: groups of a row share no scale"
+        refusal = (
+            f"HQQ: groups of {width} cross the rows of {in_features} input features: no group has one scale"
+        )
     dtype = linear.compute_dtype
     return StoredWeight(
         f"HQQ {meta['nbits']} bits" if along_rows else f"HQQ {meta['nbits']} bits, axis 0",

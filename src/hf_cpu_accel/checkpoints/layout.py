@@ -114,7 +114,7 @@ class IntegerLayout(Layout):
             least, most = (int(index.min()), int(index.max())) if index.numel() else (0, 0)
             if least < 0 or most >= self.groups:
                 raise UnreadableCheckpoint(
-                    f"{self.index} names groups from {least} to {most}, and there are {self.groups}"
+                    f"{self.index} has groups from {least} to {most}: expected 0 to {self.groups - 1}"
                 )
 
     def group_of(self, tensors: Tensors) -> Tensor:
@@ -135,7 +135,7 @@ class IntegerLayout(Layout):
             return None
         order = group_of.argsort(stable=True)
         if not torch.equal(group_of[order], expected):
-            raise ValueError(f"its groups have other sizes than {self.group}")
+            raise ValueError(f"its groups do not all have {self.group} input features")
         return order
 
     def rows(self, tensors: Tensors, first: int, last: int, order: Tensor | None = None) -> AffineGroups:
@@ -168,7 +168,7 @@ class FloatLayout(Layout):
     def check(self, tensors: Tensors) -> None:
         _check_finite(self.scale, tensors[self.scale])
         if not bool(torch.isfinite(tensors["weight"].float()).all()):
-            raise UnreadableCheckpoint("weight holds NaN")
+            raise UnreadableCheckpoint("weight contains NaN")
 
 
 def unpack_words(words: Tensor, bits: int, count: int) -> Tensor:
@@ -203,7 +203,9 @@ def checked_group(method: str, group: object) -> int:
         UnreadableCheckpoint: it is something else.
     """
     if not isinstance(group, int) or (group != -1 and group <= 0):
-        raise UnreadableCheckpoint(f"{method} with group_size={group!r}: read are -1 and numbers from 1")
+        raise UnreadableCheckpoint(
+            f"{method} with group_size={group!r} is not supported; expected -1 or a positive integer"
+        )
     return group
 
 
@@ -216,14 +218,14 @@ def check_tensor(
     """
     tensor = tensors.get(name)
     if tensor is None:
-        raise UnreadableCheckpoint(f"{path}.{name} is missing, and there is {', '.join(sorted(tensors))}")
+        raise UnreadableCheckpoint(f"{path}.{name} is missing; found {', '.join(sorted(tensors))}")
     if tuple(tensor.shape) != shape or tensor.dtype not in dtypes:
         expected = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
         raise UnreadableCheckpoint(
-            f"{path}.{name} is {tensor.dtype} {list(tensor.shape)}: expected {expected} {list(shape)}"
+            f"{path}.{name} has dtype {tensor.dtype} and shape {list(tensor.shape)}: expected {expected} {list(shape)}"
         )
 
 
 def _check_finite(name: str, values: Tensor) -> None:
     if not bool(torch.isfinite(values.float()).all()):
-        raise UnreadableCheckpoint(f"{name} holds NaN or infinite values")
+        raise UnreadableCheckpoint(f"{name} contains NaN or infinity")

@@ -33,9 +33,9 @@ def read(module: nn.Module) -> StoredWeight | None:
     group = holding_group(given, in_features)
     refusal = None
     if weight.axis not in (0, None):
-        refusal = f"{form}: its scales are those of input features"
+        refusal = f"{form}: scales per input feature are not supported"
     elif group is None and not is_float:
-        refusal = f"{form}: groups of {given} input features"
+        refusal = f"{form}: groups of {given} input features are not supported"
     held = group or 32
     rows = _rows_of_groups(weight, given, held) if in_groups else _rows_of_bytes(weight, held)
     return StoredWeight(

@@ -111,7 +111,7 @@ def in_floats(module: nn.Module, name: str, tensor: Tensor, *, with_stored: bool
             return tensor
         form = type(tensor).__name__ if weight is None else weight.form
         raise ValueError(
-            f"{name} is of a quantized weight that is not packed ({form}), so it cannot be written packed"
+            f"{name} belongs to a quantized weight that is not packed ({form}), so packed=True cannot write it"
         )
     host = sys.modules.get("transformers.integrations.gguf.utils")
     if tensor.is_floating_point() or host is None or not isinstance(tensor, nn.Parameter):
@@ -121,7 +121,7 @@ def in_floats(module: nn.Module, name: str, tensor: Tensor, *, with_stored: bool
         return table
     if isinstance(module, host.GgufExperts) and not with_stored:
         raise ValueError(
-            f"{name} holds blocks of a GGUF file that are not packed, so it cannot be written packed"
+            f"{name} contains blocks of a GGUF file that are not packed, so packed=True cannot write it"
         )
     return tensor
 
@@ -150,9 +150,9 @@ def _gguf_linear(module: nn.Module) -> StoredWeight | None:
     name = f"GGUF {form.name if form else module.ggml_type}"
     refusal = None
     if form is None:
-        refusal = f"{name}: its levels are vectors, which affine groups cannot hold"
+        refusal = f"{name}: codebooks of vectors are not supported"
     elif module.input_permutation is not None:
-        refusal = f"{name}: its input is permuted"
+        refusal = f"{name}: a permuted input is not supported"
 
     def rows(first: int, last: int) -> AffineGroups:
         return gguf.read_blocks(blocks.detach()[first:last], module.ggml_type)
@@ -176,7 +176,7 @@ def _stored_linear(module: nn.Module) -> StoredWeight | None:
     except ValueError as error:
         refusal = f"{layout.form}: {error}"
     if layout.packed_group is None:
-        refusal = f"{layout.form}: affine groups have no group that divides this one"
+        refusal = f"{layout.form}: groups of {layout.group} input features are not supported"
     group = layout.packed_group or 0
     rows = partial(layout.rows, tensors, order=order)
     return StoredWeight(layout.form, *shape, layout.packed_bits, group, rows, held, refusal, order)

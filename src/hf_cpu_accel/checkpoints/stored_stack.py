@@ -154,11 +154,11 @@ class LinearsStack(StoredStack):
         for expert in range(len(self.experts)):
             for layout, tensors in self._linears(expert):
                 if not isinstance(layout, IntegerLayout) or layout.packed_group is None:
-                    return f"{layout.form}: affine groups do not hold it"
+                    return f"{layout.form}: cannot be packed as affine groups"
                 try:
                     order = layout.order(tensors)
                 except ValueError as error:
                     return f"{layout.form}: {error}"
                 if order is not None:
-                    return f"{layout.form}: each expert has its input features in an order of its own"
+                    return f"{layout.form}: experts whose input features are reordered are not supported"
         return None

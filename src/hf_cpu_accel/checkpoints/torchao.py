@@ -31,11 +31,11 @@ def read(module: nn.Module) -> StoredWeight | None:
     group = holding_group(given, in_features)
     refusal = None
     if getattr(weight, "act_pre_scale", None) is not None:
-        refusal = f"{form}: its input is scaled"
+        refusal = f"{form}: a scaled input is not supported"
     elif getattr(weight, "act_mapping_type", None) is not None:
-        refusal = f"{form}: in the order of a kernel for quantized inputs"
+        refusal = f"{form}: the layout of a kernel for quantized inputs is not supported"
     elif group is None:
-        refusal = f"{form}: groups of {given} input features"
+        refusal = f"{form}: groups of {given} input features are not supported"
     held = 4 if bits <= 4 else 8
     return StoredWeight(
         form,

@@ -190,7 +190,7 @@ def compiling(environ: Mapping[str, str]) -> Check:
         if toolchain.compiler(environ)
         else "Only compile= and torch.compile need one: `apt-get install g++`. The built kernels do without."
     )
-    return Check("compiling", f"off, {off}; tier 1 serves", "note", fix)
+    return Check("compiling", f"off, {off}; level 1 runs", "note", fix)
 
 
 def bfloat16(fast: bool) -> Check:

@@ -109,7 +109,9 @@ def compile_model(
 def _table(regions: Sequence[CompiledRegion]) -> object:
     from hf_cpu_accel.cli.tables import colored_ratio, results_table
 
-    out = results_table(("region", "blocks", "state", "of tier 1", "graphs", "from disk", "CPU-s", "because"))
+    out = results_table(
+        ("region", "blocks", "state", "of level 1", "graphs", "from disk", "CPU-s", "because")
+    )
     for region in regions:
         out.add_row(
             region.name,

@@ -50,20 +50,22 @@ def export_aot(
     """
     path = Path(path)
     if path.suffix != SUFFIX:
-        raise ValueError(f"path={str(path)!r}: accepted are files that end in {SUFFIX!r}")
+        raise ValueError(f"path={str(path)!r}: expected a file name that ends in {SUFFIX!r}")
     if not path.parent.is_dir():
-        raise ValueError(f"path={str(path)!r}: the folder {str(path.parent)!r} does not exist")
+        raise ValueError(
+            f"path={str(path)!r}: the folder {str(path.parent)!r} does not exist; create it first"
+        )
     if model.training:
-        raise ValueError("model is in training mode; call model.eval() before it is exported")
+        raise ValueError("model is in training mode; call model.eval() before you export it")
     if not inputs or not all(isinstance(value, Tensor) and value.dim() > 0 for value in inputs.values()):
         raise ValueError(
-            "inputs: accepted is a mapping of argument names to tensors with at least one dimension"
+            "inputs: expected a mapping from argument names to tensors with at least one dimension"
         )
     if dynamic_shapes is None:
         short = [name for name, value in inputs.items() if value.shape[0] < 2]
         if short:
             raise ValueError(
-                f"inputs {short} have one row; give two or more, or their shapes would be fixed (or pass dynamic_shapes)"
+                f"inputs {short} have one row, which would fix their shapes; pass two or more rows, or dynamic_shapes"
             )
         dynamic_shapes = _free_rows_and_tokens(inputs)
     _check_build()
@@ -87,16 +89,16 @@ def load_aot(path: str | Path) -> Callable[..., dict[str, Tensor]]:
     """
     path = Path(path)
     if not path.is_file():
-        raise ValueError(f"path={str(path)!r}: there is no such file")
+        raise ValueError(f"path={str(path)!r}: file not found")
     _check_kernels()
     compiled, metadata = load_package(str(path))
     if "hf_cpu_accel" not in metadata:
-        raise ValueError(f"path={str(path)!r} was not written by export_aot")
+        raise ValueError(f"path={str(path)!r}: not a file of export_aot; write it with export_aot")
     names, outputs = json.loads(metadata["inputs"]), json.loads(metadata["outputs"])
 
     def run(**inputs: Tensor) -> dict[str, Tensor]:
         if set(inputs) != set(names):
-            raise TypeError(f"inputs {sorted(inputs)} do not match the file's: {', '.join(names)}")
+            raise TypeError(f"inputs {sorted(inputs)} do not match the file; expected {', '.join(names)}")
         return dict(zip(outputs, compiled(**inputs), strict=True))
 
     return run
@@ -140,8 +142,8 @@ def _names(output: Any, name: str = "") -> list[str]:
         return []
     else:
         raise ValueError(
-            f"the model's output {name or 'itself'} is a {type(output).__name__}; accepted are tensors, and mappings, tuples "
-            "and lists of them"
+            f"the model's output {name or 'itself'} is of type {type(output).__name__}; expected tensors, or mappings, tuples "
+            "and lists of tensors"
         )
     return [found for key, value in parts for found in _names(value, f"{name}.{key}" if name else key)]
 
@@ -150,12 +152,12 @@ def _check_build() -> None:
     _check_kernels()
     if not has_compiler():
         raise RuntimeError(
-            "export needs a C++ compiler, and none was found; install one (Debian, Ubuntu: apt install g++) or name it in the "
-            "variable CXX"
+            "export_aot needs a C++ compiler, and found none; install one (Debian, Ubuntu: apt install g++) or set the "
+            "environment variable CXX"
         )
 
 
 def _check_kernels() -> None:
     status = extension.status()
     if not status.loaded:
-        raise RuntimeError(f"compiled files run on the kernels, which are not loaded: {status.error}")
+        raise RuntimeError(f"compiled files need the native kernels, which are not loaded: {status.error}")

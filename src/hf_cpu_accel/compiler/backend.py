@@ -53,7 +53,7 @@ def _compile(
 ) -> Callable[..., Any]:
     problem = torch_private.problem()
     if problem is not None:
-        report.say(f"{problem}: Inductor compiles the graph without our passes")
+        report.say(f"{problem}; Inductor compiles the graph without the passes of hf_cpu_accel")
         entry.left = problem
         return torch_private.plain_inductor(graph_module, example_inputs)
     try:
@@ -84,6 +84,6 @@ def _has_compiler() -> bool:
     if torch_private.has_compiler():
         return True
     report.say(
-        "no C++ compiler found (g++, or what CXX names): the graph runs on our ops, and nothing is generated for the rest"
+        "no C++ compiler found (install g++ or set CXX): fused ops run, and PyTorch (eager) runs the other ops"
     )
     return False

@@ -61,20 +61,22 @@ def capture(graph_module: GraphModule, example_inputs: Sequence[Any]) -> Capture
 def _check(graph_module: GraphModule, example_inputs: Sequence[Any]) -> None:
     tensors = [input for input in example_inputs if isinstance(input, Tensor)]
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
-        raise NotCaptured("gradients are asked for")
+        raise NotCaptured("gradients are needed")
     if torch.is_autocast_enabled("cpu"):
-        raise NotCaptured("autocast chooses dtypes call by call")
+        raise NotCaptured("autocast is on, which chooses dtypes per call")
     if not all(torch_private.is_plain_tensor(tensor) for tensor in tensors):
-        raise NotCaptured("an input is not a plain tensor on the CPU")
+        raise NotCaptured("an input is not a plain CPU tensor")
     for node in graph_module.graph.nodes:
         if node.op == "get_attr" and isinstance(getattr(graph_module, str(node.target), None), Tensor):
-            raise NotCaptured("its weights are constants, as where torch._inductor.config.freezing is on")
+            raise NotCaptured(
+                "its weights are constants, for example because torch._inductor.config.freezing is on"
+            )
         if node.op == "call_function" and torch_private.is_higher_order(node.target):
-            raise NotCaptured(f"it holds {node.target}, which takes graphs as arguments")
+            raise NotCaptured(f"it calls {node.target}, which takes graphs as arguments")
         if node.op == "call_function" and torch_private.is_transform(node.target):
-            raise NotCaptured(f"it holds a transformed function, as of torch.vmap ({node.target.__name__})")
+            raise NotCaptured(f"it calls a function transformed by torch.func ({node.target.__name__})")
         if node.op == "call_function" and getattr(node.target, "__name__", "") in _MODE_SWITCHES:
-            raise NotCaptured(f"it switches modes on the way ({node.target.__name__})")
+            raise NotCaptured(f"it changes the autograd or autocast mode ({node.target.__name__})")
 
 
 _MODE_SWITCHES = ("_enter_autocast", "_exit_autocast", "_set_grad_enabled", "_enter_inference_mode")

@@ -37,12 +37,14 @@ class Options:
 
     def __post_init__(self) -> None:
         if self.dtype is not None and self.dtype not in DTYPES:
-            raise ValueError(f"options: dtype={self.dtype!r}: accepted are None, {_listed(DTYPES)}")
+            raise ValueError(f"options: dtype={self.dtype!r}: expected None or one of {_listed(DTYPES)}")
         if isinstance(self.skip_passes, str) or not isinstance(self.skip_passes, list | tuple):
             raise TypeError(f"options: skip_passes={self.skip_passes!r}: expected a tuple of names")
         for name in self.skip_passes:
             if name not in PASSES:
-                raise ValueError(f"options: skip_passes holds {name!r}: passes are {_listed(PASSES)}")
+                raise ValueError(
+                    f"options: skip_passes contains {name!r}: expected names of passes: {_listed(PASSES)}"
+                )
         if not isinstance(self.inductor, Mapping):
             raise TypeError(f"options: inductor={self.inductor!r}: expected a dict of settings")
         for name in self.inductor:
@@ -57,28 +59,30 @@ class Options:
             TypeError: a value of the wrong type.
         """
         if mode is not None and mode not in MODES:
-            raise ValueError(f"mode={mode!r}: accepted are {_listed(MODES)}")
+            raise ValueError(f"mode={mode!r}: expected one of {_listed(MODES)}")
         known = [field.name for field in dataclasses.fields(cls)]
         options = {} if options is None else options
         unknown = sorted(set(options) - set(known))
         if unknown:
             raise ValueError(
-                f"options: {unknown[0]!r} is unknown, accepted are {_listed(known)}; "
-                "settings of Inductor go into options={'inductor': {...}}"
+                f"options: {unknown[0]!r} is unknown; expected {_listed(known)}. "
+                "Pass settings of Inductor as options={'inductor': {...}}"
             )
         return cls(**options)
 
 
 def _check_setting(name: object) -> None:
     if not isinstance(name, str):
-        raise TypeError(f"options: inductor holds {name!r}: expected names of settings")
+        raise TypeError(f"options: inductor contains the key {name!r}: expected the name of a setting")
     if name == "freezing":
         # Dynamo would have had to know while it traced, and both caches of compiled graphs would be off.
-        raise ValueError("options: inductor: freezing is not available, weights are packed without it")
+        raise ValueError(
+            "options: inductor: freezing is not supported; remove it, weights are packed without it"
+        )
     try:
         torch_private.inductor_default(name)
     except AttributeError:
-        raise ValueError(f"options: inductor: {name!r} is no setting of torch._inductor.config") from None
+        raise ValueError(f"options: inductor: {name!r} is not a setting of torch._inductor.config") from None
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -1,1 +1,1 @@
-"""Text generation: the key and value cache, and the decode loop behind `model.generate`."""
+"""Text generation: the KV cache, and the decode loop behind `model.generate`."""

@@ -1,8 +1,10 @@
-"""The beams of a beam search: what they have written, what it scored, and which of them are finished.
+"""The beams of a beam search: their tokens, scores, and which of them are finished.
 
-The same arithmetic as in transformers' `GenerationMixin._beam_search`, step for step and in float32, so that ties and roundings
-fall the same way; in NumPy, whose operations on a few dozen numbers take a fraction of torch's time. Only choosing the best is
-torch's own, for the order of equal scores.
+The arithmetic equals that of transformers' `GenerationMixin._beam_search`, step for step and in float32, so that ties and
+roundings
+agree. It runs in NumPy, whose operations on a few dozen numbers take a fraction of torch's time. Only the choice of the best
+runs in
+torch, for the order of equal scores.
 """
 
 from __future__ import annotations
@@ -23,11 +25,11 @@ class Beams:
     """`batch` texts with `beams` running sequences each, and the best finished ones.
 
     Attributes:
-        length: tokens of the running sequences, the prompt's among them.
-        candidates: how many continuations of a text are looked at in a step, so that enough remain if some of them end.
+        length: tokens of the running sequences, including the prompt.
+        candidates: how many continuations of a text each step considers, so that enough remain if some of them end.
         scores: float32 [batch, beams], of the running sequences.
         finished_scores: float32 [batch, beams], best first, with the length penalty.
-        goes_on: whether there is anything left to be improved.
+        goes_on: whether a result can still improve.
     """
 
     def __init__(self, input_ids: Tensor, settings: GenerationConfig) -> None:
@@ -54,10 +56,10 @@ class Beams:
         self._may_finish = np.arange(self.candidates) < beams
 
     def extend(self, flat: Tensor, vocabulary: int) -> Tensor:
-        """Continuations int64 [batch, candidates], as beam * vocabulary + token.
+        """Append continuations int64 [batch, candidates], as beam * vocabulary + token.
 
         Returns:
-            int64 [batch * candidates, length + 1], the sequences with them.
+            int64 [batch * candidates, length + 1], the extended sequences.
         """
         beam, token = np.divmod(flat.numpy(), vocabulary)
         self._extended = self._running[self._texts, beam]
@@ -68,14 +70,14 @@ class Beams:
         return torch.from_numpy(self._extended[:, :, : self.length + 1].reshape(-1, self.length + 1))
 
     def choose(self, scores: Tensor, ends: Tensor) -> Tensor:
-        """The best continuations that do not end go on, the best that do are kept.
+        """Continue the best sequences that do not end, and keep the best that do.
 
         Args:
             scores: float32 [batch, candidates], of the extended sequences.
             ends: bool [batch * candidates], True for those that end here.
 
         Returns:
-            int64 [batch * beams], which sequence each one goes on from.
+            int64 [batch * beams], the sequence that each one continues.
         """
         end, penalized = ends.view(scores.shape).numpy(), scores.numpy()
         self._run_on(penalized + end.astype(np.float32) * np.float32(_NEVER))
@@ -86,12 +88,13 @@ class Beams:
         return torch.from_numpy(origins.astype(np.int64))
 
     def tokens(self) -> tuple[Tensor, Tensor]:
-        """The sequences int64 [batch * beams, length] so far, and the last token of each, [batch * beams]."""
+        """Return the sequences int64 [batch * beams, length] so far, and the last token of each, [batch * beams]."""
         ids = torch.from_numpy(self._running[:, :, : self.length].reshape(-1, self.length))
         return ids, ids[:, -1]
 
     def results(self) -> tuple[Tensor, Tensor, Tensor]:
-        """The best `num_return_sequences` of each text: tokens [n, length], scores [n], the beams that tokens are from [n, new]."""
+        """Return the best `num_return_sequences` of each text: tokens [n, length], scores [n], and the beams of the tokens [n,
+        new]."""
         wanted = self.settings.num_return_sequences
         sequences, scores, origins = (
             torch.from_numpy(part[:, :wanted].reshape(-1, *part.shape[2:]))
@@ -126,7 +129,7 @@ class Beams:
         ]
 
     def _look_ahead(self, end: _Array) -> None:
-        """Whether running sequences can still become better than the finished ones; a guess unless `early_stopping="never"`."""
+        """Update whether running sequences can still beat the finished ones; an estimate unless `early_stopping="never"`."""
         settings = self.settings
         longest = settings.early_stopping == "never" and settings.length_penalty > 0.0
         length = (settings.max_length if longest else self.length) - self.prompt
@@ -139,6 +142,6 @@ class Beams:
 
 
 def _best(scores: _Array, count: int) -> _Array:
-    """int64 [batch, count], the places of the largest, in their order."""
+    """Return the places of the largest scores, int64 [batch, count], in their order."""
     best: _Array = torch.topk(torch.from_numpy(scores), k=count)[1].numpy()
     return best

@@ -1,4 +1,4 @@
-"""Beam search with as little as possible between two calls of the model; beam_state.py keeps the beams."""
+"""Beam search with little work between two calls of the model; beam_state.py holds the beams."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ def beam_search(
     mask_length: int | None = None,
     **model_kwargs: Any,
 ) -> Tensor | GenerateBeamDecoderOnlyOutput | GenerateBeamEncoderDecoderOutput:
-    """A `custom_generate` of `GenerationMixin.generate`, as `decode` is, for beam search with and without sampling.
+    """Run beam search with or without sampling, as a `custom_generate` of `GenerationMixin.generate`, like `decode`.
 
     Args:
         input_ids: int64 [batch * beams, prompt length], of the decoder.
-        mask_length: columns of the attention mask that `generate` was given or made, whether or not it passes it on.
+        mask_length: columns of the attention mask that `generate` got or created, even if it does not pass the mask on.
 
     Returns:
         int64 [batch * num_return_sequences, prompt length + new tokens], or the output object if `return_dict_in_generate`.
@@ -86,9 +86,9 @@ def beam_search(
 
 
 def _continuations(scores: Tensor, beams: Beams, *, sample: bool) -> tuple[Tensor, Tensor]:
-    """Scores [batch, candidates] and places (beam * vocabulary + token) of the continuations to look at.
+    """Return scores [batch, candidates] and places (beam * vocabulary + token) of the continuations to consider.
 
-    `scores`: [batch * beams, vocabulary], of the tokens alone.
+    `scores`: [batch * beams, vocabulary], of the next tokens alone.
     """
     running = torch.from_numpy(beams.scores)
     batch, count = running.shape

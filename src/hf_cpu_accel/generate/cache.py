@@ -1,4 +1,4 @@
-"""`CPUCache`: transformers' cache of keys and values, in storage that is written in place."""
+"""`CPUCache`: the KV cache of transformers, in storage that is written in place."""
 
 from __future__ import annotations
 
@@ -21,44 +21,46 @@ __all__ = [
     "CPUCrossCache",
     "CPUCrossCacheLayer",
     "CPUSlidingCacheLayer",
-    "refusal",
+    "cache_refusal",
 ]
 
 STORAGE_DTYPES = (None, torch.float32, torch.bfloat16, torch.int8)
 
 
 class CPUCache(DynamicCache):
-    """The cache that `generate` of an accelerated model uses; it can be passed back to it, copied and cropped as any other.
+    """The KV cache that `generate` of an accelerated model uses. It can be passed to `generate` again, copied and cropped.
 
     Args:
-        config: of the model; layers are derived from it as `DynamicCache` does.
-        dtype: of the storage: float32, bfloat16, int8 (per token and head, ops/kv_cache.py), or None: that of the keys.
+        config: of the model; layers are derived from it as in `DynamicCache`.
+        dtype: of the storage: float32, bfloat16, int8 (per token and head, ops/kv_cache.py), or None for the dtype of the keys.
 
     Attributes:
         layers: a `CPUCacheLayer` per layer, or transformers' `DummyLayer` where there is nothing to store.
         start: int32 [batch], the position of the first token of each sequence where the batch is padded on the left, or None.
 
     Raises:
-        ValueError: `refusal(config)`, or another dtype.
+        ValueError: the config has layers that cannot be stored (`cache_refusal(config)`), or the dtype is not supported.
     """
 
     start: Tensor | None
 
     def __init__(self, config: PreTrainedConfig, dtype: torch.dtype | None = None) -> None:
         if dtype not in STORAGE_DTYPES:
-            raise ValueError(f"dtype={dtype}: accepted are {', '.join(map(str, STORAGE_DTYPES))}")
+            raise ValueError(
+                f"dtype={dtype} is not supported: use one of {', '.join(map(str, STORAGE_DTYPES))}"
+            )
         self._fill(DynamicCache(config=config), dtype)
 
     @classmethod
     def like(cls, cache: DynamicCache, dtype: torch.dtype | None = None) -> CPUCache:
-        """An empty cache with the layers of `cache`, for which `can_replace` holds."""
+        """Return an empty cache with the layers of `cache`, for which `can_replace` holds."""
         ours = cls.__new__(cls)
         ours._fill(cache, dtype)
         return ours
 
     @staticmethod
     def can_replace(cache: object) -> bool:
-        """Whether `cache` is transformers' default, nothing has been stored in it, and its layers are known."""
+        """Return whether `cache` is an empty default cache of transformers with known layers."""
         return (
             type(cache) is DynamicCache
             and len(cache.layers) > 0
@@ -69,7 +71,7 @@ class CPUCache(DynamicCache):
 
     @property
     def rows(self) -> Tensor | None:
-        """int32 [batch, capacity] of the first layer that stores something; see `CPUCacheLayer.rows`."""
+        """Return the rows int32 [batch, capacity] of the first layer that stores something; see `CPUCacheLayer.rows`."""
         return next((layer.rows for layer in self._filled()), None)
 
     def update(
@@ -77,13 +79,13 @@ class CPUCache(DynamicCache):
     ) -> tuple[Tensor, Tensor]:
         if layer_idx >= len(self.layers):
             raise ValueError(
-                f"past_key_values: this cache is for {len(self.layers)} layers, and layer {layer_idx} asks for one more: "
-                "accepted is a cache of the same model, or None"
+                f"past_key_values: this cache has {len(self.layers)} layers, but layer {layer_idx} was requested: "
+                "pass a cache of the same model, or None"
             )
         return super().update(key_states, value_states, layer_idx, *args, **kwargs)
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Sequence b goes on from what sequence beam_idx[b] was. No key moves: `rows` says where they are from now on."""
+        """Let sequence b continue sequence beam_idx[b]. No key moves: `rows` records where they lie."""
         layers = self._filled()
         if not layers:
             return
@@ -131,7 +133,7 @@ class CPUCache(DynamicCache):
 
     @staticmethod
     def _share_rows(layers: list[CPUCacheLayer]) -> None:
-        """Give rows to the layers that have none yet: the same to those whose storage holds the same positions."""
+        """Give rows to the layers that have none yet; layers whose storage holds the same positions share them."""
         shared: dict[tuple[int, int], BeamRows] = {}
         for layer in layers:
             if layer.beams is None:
@@ -143,10 +145,10 @@ class CPUCache(DynamicCache):
 
 
 class CPUCrossCache(CPUCache):
-    """Keys and values of what a decoder looks at in its encoder's output; the layers are `CPUCrossCacheLayer`s."""
+    """Keys and values of the cross-attention of a decoder; the layers are `CPUCrossCacheLayer`s."""
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Sequence b goes on from what sequence beam_idx[b] was, which mostly is another beam of the same text."""
+        """Let sequence b continue sequence beam_idx[b], which is mostly another beam of the same text."""
         self._select(lambda texts: texts[beam_idx])
 
     def batch_repeat_interleave(self, repeats: int) -> None:
@@ -169,15 +171,15 @@ class CPUCrossCache(CPUCache):
         self.start = None
 
 
-def refusal(config: PreTrainedConfig) -> str | None:
-    """Why a model with this config gets transformers' own cache; None if it gets a `CPUCache`."""
+def cache_refusal(config: PreTrainedConfig) -> str | None:
+    """Return why a model with this config gets the cache of transformers, or None if it gets a `CPUCache`."""
     try:
         layers = DynamicCache(config=config).layers
     except Exception as error:  # not every config describes layers with keys and values
-        return f"a DynamicCache cannot be made for its config, {type(error).__name__}: {error}"
+        return f"DynamicCache(config=...) raises {type(error).__name__}: {error}"
     others = {type(layer).__name__ for layer in layers if not _is_known(layer)}
     if others:
-        return f"layers with more state than keys and values: {', '.join(sorted(others))}"
+        return f"its cache has layers with more state than keys and values: {', '.join(sorted(others))}"
     return None
 
 
@@ -196,5 +198,5 @@ def _ours(layer: object, dtype: torch.dtype | None) -> CPUCacheLayer | DummyLaye
     if type(layer) is DummyLayer:
         return layer
     raise ValueError(
-        f"config: a {type(layer).__name__} holds more than keys and values, which CPUCache cannot store"
+        f"config: cache layers of type {type(layer).__name__} hold more than keys and values, which CPUCache does not support"
     )

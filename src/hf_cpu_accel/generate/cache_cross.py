@@ -1,4 +1,4 @@
-"""What a decoder looks at in its encoder's output: keys and values that are written once, and alike for all beams of a text."""
+"""Keys and values of cross-attention: written once, and shared by all beams of a text."""
 
 from __future__ import annotations
 
@@ -13,21 +13,22 @@ from hf_cpu_accel.ops.kv_cache import to_storage
 
 
 class CPUCrossCacheLayer(CPUCacheLayer):
-    """Keys and values of a layer, one set per text.
+    """Keys and values of a cross-attention layer, one set per text.
 
-    Beams that change places, and sequences that are repeated or dropped, change `encoder_sequences` only: no key is ever copied.
+    Reordering beams, repeating or dropping sequences changes `encoder_sequences` only: no key is copied.
 
     Attributes:
         key_storage, value_storage: [encoder_sequences, kv_heads, length, features].
-        encoder_sequences: int32 [batch], the row of the storage that each sequence looks at; None: sequence b at row b. Layers that
-            agree share one tensor.
+        encoder_sequences: int32 [batch], the row of the storage that each sequence reads, or None if sequence b reads row b.
+            Layers with
+            equal rows share one tensor.
     """
 
     encoder_sequences: Tensor | None = None
 
     def store(self, keys: Tensor, values: Tensor, encoder_sequences: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Hold these keys and values [encoder_sequences, kv_heads, length, features] instead of what was there; returned as they
-        are held."""
+        """Replace the contents by these keys and values [encoder_sequences, kv_heads, length, features], and return them as
+        stored."""
         with outside_inference_mode():
             self.key_storage, self.value_storage = (
                 to_storage(states, self.storage_dtype or states.dtype).contiguous()
@@ -54,7 +55,7 @@ class CPUCrossCacheLayer(CPUCacheLayer):
         self.encoder_sequences = None
 
     def select(self, change: Callable[[Tensor], Tensor], known: dict[int, Tensor]) -> None:
-        """The batch becomes `change` of it; `known`: what that made of the `encoder_sequences` of layers before."""
+        """Apply `change` to the batch. `known` maps `encoder_sequences` of earlier layers to their changed ones."""
         if not self.length:
             return
         assert self.key_storage is not None

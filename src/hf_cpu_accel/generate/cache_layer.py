@@ -19,20 +19,24 @@ _BUCKET = 64  # tokens
 class CPUCacheLayer(CacheLayerMixin):
     """Keys and values of a layer that attends to all tokens.
 
-    transformers' `DynamicLayer` concatenates: every token copies all that came before. Here a token is written behind the
-    others, and the storage is copied only where it grows, each time by half at least.
+    `DynamicLayer` of transformers concatenates: every token copies all earlier ones. Here a token is written after the
+    others, and the
+    storage is copied only when it grows, each time by half at least.
 
-    A fused layer writes the storage itself: `reserve(...)`, then `past = layer.length`, then its op writes the positions
-    `past` to `past + q_len`, then `advance(q_len)`. Any other layer calls `update`.
+    A fused layer writes the storage itself: it calls `reserve(...)`, reads `past = layer.length`, runs its op, which writes
+    the positions
+    `past` to `past + q_len`, and calls `advance(q_len)`. Any other layer calls `update`.
 
     Attributes:
-        storage_dtype: float32, bfloat16 or int8; None: that of the keys.
-        key_storage, value_storage: [batch, kv_heads, capacity, features], in int8 with four columns more (ops/kv_cache.py), None
-            before the first token. What lies from `length` on means nothing. The same tensors until `reserve` has to grow them.
+        storage_dtype: float32, bfloat16 or int8, or None for the dtype of the keys.
+        key_storage, value_storage: [batch, kv_heads, capacity, features], with four more columns in int8 (ops/kv_cache.py),
+            or None
+            before the first token. Values from `length` on are undefined. The tensors stay the same until `reserve` has to
+            grow them.
         dtype: of the keys and values that were passed, None before the first token.
         length: tokens in the storage.
-        dropped: tokens seen that are not in the storage any more.
-        beams: where the keys of each sequence lie, None as long as those of sequence b lie in row b.
+        dropped: tokens seen that are no longer in the storage.
+        beams: where the keys of each sequence lie, or None while those of sequence b lie in row b.
         repeats: how often a layer passes each head, one after the other (Falcon 40B); one of each is stored.
     """
 
@@ -56,22 +60,23 @@ class CPUCacheLayer(CacheLayerMixin):
 
     @property
     def capacity(self) -> int:
-        """Tokens that fit in the storage before it grows."""
+        """Return the number of tokens that fit in the storage before it grows."""
         return 0 if self.key_storage is None else self.key_storage.shape[2]
 
     @property
     def rows(self) -> Tensor | None:
-        """int32 [batch, at least capacity]: the row of the storage that position t of sequence b lies in; None: row b."""
+        """Return the rows int32 [batch, at least capacity] of the storage with position t of sequence b, or None for row b."""
         return None if self.beams is None else self.beams.covering(self.capacity)
 
     @property
     def keys(self) -> Tensor | None:  # type: ignore[override]
-        """[batch, kv_heads, tokens kept, features], a view unless beams were reordered or the storage has another dtype."""
-        return self._read(self.key_storage, self._first_kept())
+        """Return the kept keys [batch, kv_heads, tokens, features]: a view unless beams were reordered or the storage has
+        another dtype."""
+        return self._read(self.key_storage, self._first_needed())
 
     @property
     def values(self) -> Tensor | None:  # type: ignore[override]
-        return self._read(self.value_storage, self._first_kept())
+        return self._read(self.value_storage, self._first_needed())
 
     @property
     def device(self) -> torch.device | None:
@@ -80,7 +85,7 @@ class CPUCacheLayer(CacheLayerMixin):
     def reserve(
         self, batch: int, kv_heads: int, key_dim: int, value_dim: int, dtype: torch.dtype, new_tokens: int
     ) -> None:
-        """Make room for `new_tokens` behind `length`. It may move the storage, and in sliding layers change `length`.
+        """Make room for `new_tokens` after `length`. This may move the storage, and in sliding layers change `length`.
 
         Raises:
             ValueError: the cache holds tokens of another batch or of another model.
@@ -98,11 +103,11 @@ class CPUCacheLayer(CacheLayerMixin):
             self._make_room(new_tokens)
 
     def advance(self, new_tokens: int) -> None:
-        """`new_tokens` were written behind `length`."""
+        """Count `new_tokens` that were written after `length`."""
         self.length += new_tokens
 
     def latest(self, count: int) -> tuple[Tensor, Tensor]:
-        """The keys and values of the last `count` tokens, as `update` gives them."""
+        """Return the keys and values of the last `count` tokens, in the form of `update`."""
         keys, values = (
             self._read(storage, self.length - count) for storage in (self.key_storage, self.value_storage)
         )
@@ -150,26 +155,26 @@ class CPUCacheLayer(CacheLayerMixin):
         return -1
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Take back the last `-tokens_to_remove` tokens.
+        """Remove the last `-tokens_to_remove` tokens.
 
         Raises:
             ValueError: a positive number.
         """
         if tokens_to_remove > 0:
             raise ValueError(
-                f"tokens_to_remove={tokens_to_remove}: expected the number of tokens to remove as a negative number, or 0"
+                f"tokens_to_remove={tokens_to_remove} is not supported: pass the number of tokens as a negative number, or 0"
             )
         self.length = max(0, self.length + tokens_to_remove)
         if self.beams is not None:
             self.beams.crop(self.length)
 
     def reset(self) -> None:
-        """Forget all tokens. The storage stays, for the next ones."""
+        """Forget all tokens. The storage stays for the next ones."""
         self.length = self.dropped = 0
         self.beams = None
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Sequence b goes on from what sequence beam_idx[b] was. `CPUCache` does this for all layers without copies."""
+        """Let sequence b continue sequence beam_idx[b]. `CPUCache` does this for all layers without copies."""
         self.batch_select_indices(beam_idx)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
@@ -178,16 +183,16 @@ class CPUCacheLayer(CacheLayerMixin):
     def batch_select_indices(self, indices: Tensor) -> None:
         self._replace(lambda states: states[indices])
 
-    def _first_kept(self) -> int:
-        """The first position in the storage that an attention after the present one can still need."""
+    def _first_needed(self) -> int:
+        """Return the first position in the storage that a later attention can still need."""
         return 0
 
     def _first_visible(self, past: int) -> int:
-        """The first position in the storage that a query at `past` attends to."""
+        """Return the first position in the storage that a query at `past` attends to."""
         return 0
 
     def _make_room(self, new_tokens: int) -> None:
-        """Grow the storage for `new_tokens` behind `length`."""
+        """Grow the storage for `new_tokens` after `length`."""
         self._move(0, bucket(self.length + new_tokens))
 
     def _allocate(self, batch: int, kv_heads: int, key_dim: int, value_dim: int, new_tokens: int) -> None:
@@ -202,9 +207,9 @@ class CPUCacheLayer(CacheLayerMixin):
     def _store(
         self, sizes: tuple[int, int, int], key_width: int, value_width: int, dtype: torch.dtype
     ) -> None:
-        """New storages of [batch, kv_heads, capacity].
+        """Create storages of [batch, kv_heads, capacity].
 
-        Those of one head and of two widths are views of one tensor: what latent attention keeps in their places is a key together.
+        Storages of one head and of two widths are views of one tensor: for latent attention the two together are a key.
         """
         widths = key_width, value_width
         with outside_inference_mode():
@@ -217,7 +222,7 @@ class CPUCacheLayer(CacheLayerMixin):
                 )
 
     def _move(self, first: int, capacity: int) -> None:
-        """The positions from `first` on go to a new storage."""
+        """Copy the positions from `first` on to a new storage."""
         assert self.key_storage is not None
         assert self.value_storage is not None
         self._fill(
@@ -229,7 +234,7 @@ class CPUCacheLayer(CacheLayerMixin):
         self.dropped += first
 
     def _replace(self, change: Any) -> None:
-        """`change` of all that is in the storage becomes what is in it."""
+        """Apply `change` to the contents of the storage."""
         if not self.length:
             return
         assert self.key_storage is not None
@@ -239,13 +244,13 @@ class CPUCacheLayer(CacheLayerMixin):
         self.beams = None
 
     def _fill(self, keys: Tensor, values: Tensor, capacity: int) -> None:
-        """They come first in a new storage."""
+        """Create a new storage that begins with these keys and values."""
         self._store((*keys.shape[:2], capacity), keys.shape[3], values.shape[3], keys.dtype)
         for storage, states in ((self.key_storage, keys), (self.value_storage, values)):
             storage[:, :, : states.shape[2]] = states  # type: ignore[index]
 
     def _read(self, storage: Tensor | None, first: int) -> Tensor | None:
-        """The positions from `first` on, in the dtype of what was passed."""
+        """Return the positions from `first` on, in the dtype that was passed."""
         if storage is None or self.dtype is None:
             return None
         stored = self._stored(storage, first)
@@ -260,20 +265,20 @@ class CPUCacheLayer(CacheLayerMixin):
 
 
 def outside_inference_mode() -> AbstractContextManager[Any]:
-    """Tensors that are made inside can be written to in any mode. What compiled graphs return can be in any case."""
+    """Return a context in which new tensors can be written in any mode. Outputs of compiled graphs always can."""
     return nullcontext() if torch.compiler.is_compiling() else torch.inference_mode(False)
 
 
 def of_another_model(held: tuple[int, ...], given: tuple[int, ...]) -> ValueError:
-    """The error where keys are to go behind others of another shape: (batch, kv_heads, key_dim) of both."""
+    """Return the error for keys of another shape than the cached ones, as (batch, kv_heads, key_dim) of both."""
     return ValueError(
-        f"past_key_values: this cache holds keys of batch size {held[0]} with {held[1]} heads of {held[2]} features, but "
-        f"batch size {given[0]} with {given[1]} heads of {given[2]} was passed: accepted is a cache of the same model and "
-        "batch, or None"
+        f"past_key_values: this cache has batch size {held[0]} and {held[1]} heads of {held[2]} features, but "
+        f"keys of batch size {given[0]} and {given[1]} heads of {given[2]} features were passed: pass a cache of the same model "
+        "and batch, or None"
     )
 
 
 def bucket(tokens: int) -> int:
-    """A capacity for `tokens`, and half as many to come."""
+    """Return a capacity for `tokens` and half as many more."""
     wanted = tokens + max(_BUCKET, tokens // 2)
     return -(-wanted // _BUCKET) * _BUCKET

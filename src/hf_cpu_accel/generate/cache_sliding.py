@@ -1,4 +1,4 @@
-"""The keys and values of a layer with a sliding window, in storage that holds no more than about two windows."""
+"""The keys and values of a layer with a sliding window, in storage of about two windows."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from hf_cpu_accel.generate.cache_layer import CPUCacheLayer, bucket
 
 
 class CPUSlidingCacheLayer(CPUCacheLayer):
-    """Keys and values of a layer that attends to the last `sliding_window` tokens, its own included.
+    """Keys and values of a layer that attends to the last `sliding_window` tokens, including the current one.
 
-    The storage holds about two windows: where it is full, the last window moves to its front, which is one copy of a window
-    per window of tokens instead of one per token.
+    The storage holds about two windows. When it is full, the last window moves to its front: one copy of a window per window
+    of tokens
+    instead of one per token.
     """
 
     is_sliding = True
@@ -23,7 +24,7 @@ class CPUSlidingCacheLayer(CPUCacheLayer):
         self._settled = 0  # tokens that no crop takes back, while the past is recorded
 
     def activate_past_recording(self) -> None:
-        """From now on tokens leave the window only for good when `crop` is called: until then it may take them back."""
+        """Keep tokens that leave the window until `crop` is called, which may remove newer ones."""
         if not self.record_past:
             self._settled = self.length
         self.record_past = True
@@ -45,16 +46,16 @@ class CPUSlidingCacheLayer(CPUCacheLayer):
         return self.sliding_window
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Take back the last `-tokens_to_remove` tokens.
+        """Remove the last `-tokens_to_remove` tokens.
 
         Raises:
             ValueError: a positive number.
-            RuntimeError: tokens that belong into the window then were dropped; `activate_past_recording` keeps them.
+            RuntimeError: earlier tokens of the window were dropped; `activate_past_recording` keeps them.
         """
         if self.dropped and self.length + tokens_to_remove < self.sliding_window - 1:
             raise RuntimeError(
-                f"cannot take back {-tokens_to_remove} tokens: tokens of the window before were dropped. Call "
-                "`activate_past_recording` before the tokens are added"
+                f"cannot remove {-tokens_to_remove} tokens: earlier tokens of the window were dropped. Call "
+                "`activate_past_recording` before adding tokens"
             )
         super().crop(tokens_to_remove)
         self._settled = self.length
@@ -63,7 +64,7 @@ class CPUSlidingCacheLayer(CPUCacheLayer):
         super().reset()
         self._settled = 0
 
-    def _first_kept(self) -> int:
+    def _first_needed(self) -> int:
         return self._first_visible(self._settled if self.record_past else self.length)
 
     def _first_visible(self, past: int) -> int:
@@ -73,8 +74,9 @@ class CPUSlidingCacheLayer(CPUCacheLayer):
         return bucket(2 * self.sliding_window + new_tokens)
 
     def _droppable(self) -> int:
-        """How many tokens at the front of the storage will not be asked for any more. Beams share positions, so there all stay."""
-        return 0 if self.beams is not None else self._first_kept()
+        """Return how many tokens at the front of the storage are not needed any more. With beams all stay, since they share
+        positions."""
+        return 0 if self.beams is not None else self._first_needed()
 
     def _make_room(self, new_tokens: int) -> None:
         droppable, enough = self._droppable(), self._enough(new_tokens)

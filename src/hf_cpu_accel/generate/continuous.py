@@ -1,8 +1,11 @@
-"""Continuous batching of an accelerated model: transformers' scheduler and paged cache, with our attention over its pages.
+"""Continuous batching of an accelerated model: the scheduler and paged cache of transformers, with attention of this package
+over its pages.
 
-transformers starts such a session only for attention implementations that it knows, and asks once, when the session's manager
-is made: so the model says `sdpa` then. What it says later decides whether transformers makes a mask of all tokens by all keys for
-each step: under our name it makes none.
+transformers starts a session only for attention implementations that it knows, and checks once, when the manager of the
+session is
+created, so the model reports `sdpa` then. The name that it reports later decides whether transformers creates a mask of all
+tokens by
+all keys for each step: under the name of this package it creates none.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from hf_cpu_accel.patching.override import Override
 
 
 class StartSession(Override):
-    """`model.init_continuous_batching`, which all ways into it go through."""
+    """`model.init_continuous_batching`, which every session calls."""
 
     name = "init_continuous_batching"
 

@@ -1,4 +1,4 @@
-"""Which calls of `generate` the decode loop and the cache are for. All others are transformers' own business."""
+"""Decide which calls of `generate` the decode loop and the cache support. transformers handles all others."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _SETTINGS = (
     "is_assistant",
     "return_token_timestamps",  # asks for attentions on the way
 )
-NO_KEYS = "it remembers something else than keys and values"
+NO_KEYS = "its cache holds state other than keys and values"
 # Methods of `GenerationMixin` that make the loop another one where a model has its own.
 _PARTS = ("generate", "_sample", "_prefill", "_update_model_kwargs_for_generation")
 _BEAM_PARTS = (
@@ -63,7 +63,7 @@ _BEAM_PARTS = (
 
 @dataclass(frozen=True)
 class Request:
-    """One call of `generate`: its named arguments, its other keywords, and the settings that follow from both and the model's."""
+    """One call of `generate`: its named arguments, its other keywords, and the settings from both and the model."""
 
     arguments: Mapping[str, Any]
     keywords: Mapping[str, Any]
@@ -71,7 +71,7 @@ class Request:
 
     @classmethod
     def of(cls, model: Any, stock: Callable[..., Any], args: Any, kwargs: Any) -> Request | None:
-        """The call `stock(*args, **kwargs)`, None if those are no arguments of it, or nothing to read settings from."""
+        """Return the call `stock(*args, **kwargs)`, or None if the arguments do not fit or have no settings."""
         signature = inspect.signature(stock)
         try:
             arguments = dict(signature.bind(*args, **kwargs).arguments)
@@ -94,7 +94,7 @@ class Request:
         return cls(arguments, keywords, settings)
 
     def gets_cache(self) -> bool:
-        """Whether `generate` would make a `DynamicCache` because nothing else was chosen."""
+        """Return whether `generate` would create a `DynamicCache` by default."""
         return (
             self.arguments.get("custom_generate") is None
             and self.cache is None
@@ -104,7 +104,7 @@ class Request:
         )
 
     def gets_loop(self, model: Any) -> bool:
-        """Whether `decode` or `beam_search`, which one `mode` says, does all that is asked for."""
+        """Return whether `decode` or `beam_search`, depending on `mode`, supports the call."""
         settings, cache = self.settings, self.cache
         extra = {name for name, value in self.keywords.items() if value is not None} - _MODEL_INPUTS
         chunked = settings.prefill_chunk_size is not None
@@ -126,7 +126,7 @@ class Request:
 
     @property
     def cache(self) -> Any:
-        """The one that the caller passes, under the present name or one of old; None if there is none."""
+        """Return the cache that the caller passes, under its current or an old name, or None."""
         return next((self.keywords[name] for name in CACHES if self.keywords.get(name) is not None), None)
 
     @property
@@ -136,15 +136,16 @@ class Request:
 
     @property
     def prompt(self) -> Tensor | None:
-        """[batch, prompt length, ...]"""
+        """Return the prompt [batch, prompt length, ...], or None."""
         given = self.arguments.get("inputs")
         given = self.keywords.get("input_ids") if given is None else given
         return given if isinstance(given, Tensor) else None
 
     def check_prompt(self) -> None:
-        """
+        """Check that the prompt has tokens; transformers fails later, in the middle of some computation.
+
         Raises:
-            ValueError: the prompt has no tokens, of which transformers complains in the middle of some computation.
+            ValueError: the prompt is empty.
         """
         prompt = self.prompt
         if (
@@ -154,30 +155,30 @@ class Request:
             and self.keywords.get("inputs_embeds") is None
         ):
             raise ValueError(
-                f"input_ids of shape {tuple(prompt.shape)}: the prompt is empty, at least one token is needed"
+                f"input_ids of shape {tuple(prompt.shape)} is an empty prompt: pass at least one token"
             )
 
     def mask_length(self) -> int | None:
-        """Columns of the attention mask that `generate` works with: the one given, or one over the prompt."""
+        """Return the number of columns of the attention mask: the one that was passed, or one over the prompt."""
         mask = self.keywords.get("attention_mask")
         mask = self.prompt if mask is None else mask
         return None if mask is None else int(mask.shape[1])
 
 
 def loop_refusal(model: Any) -> str | None:
-    """Why no call of this model's `generate` is for our loops, None if some are."""
+    """Return why the loops of this package support no call of this model's `generate`, or None if they support some."""
     parts = [part for part in _PARTS if part != "generate" or not generates_by_segment(model)]
     return _own_way(model, parts) or (None if takes_cache(model) else NO_KEYS)
 
 
 def generates_by_segment(model: Any) -> bool:
-    """Whether its own `generate` is that of Whisper: it calls `GenerationMixin.generate` for segment after segment, at several
-    temperatures where the text looks wrong, and hands on what it does not know itself, such as a `custom_generate`."""
+    """Return whether the model has the `generate` of Whisper. It calls `GenerationMixin.generate` for each segment, at several
+    temperatures where the text looks wrong, and passes unknown arguments on, such as a `custom_generate`."""
     return hasattr(type(model), "generate_with_fallback")
 
 
 def beam_refusal(model: Any) -> str | None:
-    """Why no call is for `beam_search` in particular."""
+    """Return why `beam_search` supports no call of this model, or None if it supports some."""
     return loop_refusal(model) or _own_way(model, _BEAM_PARTS)
 
 
@@ -185,9 +186,9 @@ def _own_way(model: Any, parts: Sequence[str]) -> str | None:
     changed = [
         name for name in parts if getattr(type(model), name, None) is not getattr(GenerationMixin, name, None)
     ]
-    return f"{type(model).__name__} has a {changed[0]} of its own" if changed else None
+    return f"{type(model).__name__} overrides {changed[0]}" if changed else None
 
 
 def takes_cache(model: Any) -> bool:
-    """Whether its forward takes the cache that `generate` makes."""
+    """Return whether the forward of the model takes the cache that `generate` creates."""
     return CACHE in parameters_of(model.forward)

@@ -1,8 +1,10 @@
-"""The decode loop: greedy search and sampling with as little as possible between two calls of the model.
+"""The decode loop: greedy search and sampling with little work between two calls of the model.
 
-It does what transformers' `GenerationMixin._sample` does, in the same order and with the same random numbers, and leaves out what
-that does for cases which `coverage.py` keeps away from here: it concatenates nothing that grows with the tokens, and
-where the model prepares its inputs as most do, they are prepared once.
+It does the same as transformers' `GenerationMixin._sample`, in the same order and with the same random numbers, without the
+cases that
+`coverage.py` excludes: it concatenates nothing that grows with the tokens, and if the model prepares its inputs in the usual
+way, they
+are prepared once.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ _ROOM = 1024  # new tokens for which there is a place from the start
 
 
 class NotCovered(Exception):
-    """`generate` settled for a mode that was not foreseen when the loop was chosen. Nothing has been done yet."""
+    """`generate` chose a mode that was not expected when the loop was selected. Nothing has run yet."""
 
 
 def decode(
@@ -37,13 +39,14 @@ def decode(
     mask_length: int | None = None,
     **model_kwargs: Any,
 ) -> Tensor | GenerateDecoderOnlyOutput | GenerateEncoderDecoderOutput:
-    """A `custom_generate` of `GenerationMixin.generate`, which calls it.
+    """Run greedy search or sampling, as a `custom_generate` of `GenerationMixin.generate`.
 
     Args:
         input_ids: int64 [batch, prompt length], of the decoder.
-        streamer: gets the tokens [batch] of each step. `generate` does not hand it to a `custom_generate`, so it is bound before.
-        mask_length: columns of the attention mask that `generate` was given or made, whether or not it passes it on.
-        model_kwargs: what else goes to the model.
+        streamer: gets the tokens [batch] of each step. `generate` does not pass it to a `custom_generate`, so it is bound
+            before.
+        mask_length: columns of the attention mask that `generate` got or created, even if it does not pass the mask on.
+        model_kwargs: further arguments of the model.
 
     Returns:
         int64 [batch, prompt length + new tokens], or the output object if `return_dict_in_generate`.
@@ -85,12 +88,13 @@ def decode(
 
 
 def _sampled(scores: Tensor) -> Tensor:
-    """int64 [batch], drawn from what the scores [batch, vocabulary] are the logits of."""
+    """Draw tokens int64 [batch] from logits [batch, vocabulary]."""
     return torch.multinomial(nn.functional.softmax(scores, dim=-1), num_samples=1).squeeze(1)
 
 
 def _largest(scores: Tensor) -> Tensor:
-    """int64 [batch], the first of the largest scores [batch, vocabulary]: NumPy's is vectorized and takes 1/20 of torch.argmax."""
+    """Return the first of the largest scores [batch, vocabulary] as int64 [batch]: NumPy is vectorized and takes 1/20 of
+    torch.argmax."""
     if scores.dtype is not torch.float32:  # what processors of the user may make of them
         return torch.argmax(scores, dim=-1)
     return torch.from_numpy(scores.numpy().argmax(axis=-1))
@@ -114,12 +118,12 @@ class _Tokens:
         return self.so_far()
 
     def so_far(self) -> Tensor:
-        """[batch, tokens], contiguous, since processors and criteria of users have always got that."""
+        """Return [batch, tokens], contiguous, as processors and criteria of users expect."""
         return self.buffer[:, : self.length].contiguous()
 
 
 class _Finished:
-    """Which sequences have come to their end."""
+    """The sequences that have ended."""
 
     def __init__(
         self, criteria: StoppingCriteriaList, generation_config: GenerationConfig, batch: int
@@ -131,7 +135,7 @@ class _Finished:
         self._pad = _pad_token(generation_config) if ends and batch > 1 else None
 
     def padded(self, chosen: Tensor) -> Tensor:
-        """Sequences that had an end token go on with padding."""
+        """Return the chosen tokens, with padding for sequences that have ended."""
         if self._pad is None:
             return chosen
         return chosen * self._unfinished + self._pad * (1 - self._unfinished)
@@ -142,7 +146,7 @@ class _Finished:
 
 
 class Recorded:
-    """Scores and logits of all steps, as far as they are asked for."""
+    """Scores and logits of all steps, as far as the caller asked for them."""
 
     def __init__(self, generation_config: GenerationConfig) -> None:
         asked = generation_config.return_dict_in_generate
@@ -169,7 +173,7 @@ class Recorded:
 
 
 def _pad_token(generation_config: GenerationConfig) -> int | None:
-    """The padding token, or the first end token if there is none."""
+    """Return the padding token, or the first end token if there is none."""
     if generation_config.pad_token_id is not None:
         return int(generation_config.pad_token_id)
     ends = generation_config.eos_token_id

@@ -1,4 +1,4 @@
-"""Puts the cache and the decode loop behind `generate` of a model, through what transformers lets a model override."""
+"""Install the cache and the decode loop behind `generate` of a model, through methods that transformers lets a model override."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import EncoderDecoderCache, GenerationMixin
 
 from hf_cpu_accel.generate.beams import beam_search
-from hf_cpu_accel.generate.cache import CPUCache, CPUCacheLayer, CPUCrossCache, refusal
+from hf_cpu_accel.generate.cache import CPUCache, CPUCacheLayer, CPUCrossCache, cache_refusal
 from hf_cpu_accel.generate.continuous import StartSession
 from hf_cpu_accel.generate.coverage import (
     MODES,
@@ -31,13 +31,14 @@ from hf_cpu_accel.patching.restore import Journal, add_attribute
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.runtime.context import within
 
-_CACHE = "keys and values"
+_CACHE = "KV cache"
 _LOOP, _BEAMS = "greedy search and sampling", "beam search"
 _BATCHING = "continuous batching"
 
 
 class _Placing:
-    """The cache that one call of `generate` put in the place of the `DynamicCache` which that had made; `dtype`: of its storage."""
+    """The cache that one call of `generate` uses in place of the `DynamicCache` that it created; `dtype` is the dtype of its
+    storage."""
 
     def __init__(self, dtype: torch.dtype | None) -> None:
         self.dtype = dtype
@@ -45,7 +46,7 @@ class _Placing:
         self.ours: Any = None
 
     def of(self, cache: Any) -> Any:
-        """What to use instead of `cache`: itself, if there is something in it or nothing of ours for it."""
+        """Return the cache to use instead of `cache`: `cache` itself if it is not empty or cannot be replaced."""
         if cache is self.theirs and cache is not None:
             return self.ours
         ours = _in_place_of(cache, self.dtype)
@@ -83,7 +84,8 @@ class Generate(Override):
 
 
 def _loop(request: Request) -> Callable[..., Any]:
-    """The `custom_generate` of a call. Models that generate by segment search for some of them by beams, and draw others."""
+    """Return the `custom_generate` of a call. Models that generate by segment may use beams for some segments and sampling for
+    others."""
     streamer, mask_length = request.arguments.get("streamer"), request.mask_length()
 
     def loop(model: Any, input_ids: Tensor, **given: Any) -> Any:
@@ -95,7 +97,7 @@ def _loop(request: Request) -> Callable[..., Any]:
 
 
 class PrepareInputs(Override):
-    """`model.prepare_inputs_for_generation` of an accelerated model: the place where all loops take up the cache."""
+    """`model.prepare_inputs_for_generation` of an accelerated model, where all loops read the cache."""
 
     name = "prepare_inputs_for_generation"
 
@@ -118,7 +120,7 @@ _OTHERS: tuple[type[Override], ...] = (PrepareInputs, StartSession)
 
 
 def _in_place_of(cache: Any, dtype: torch.dtype | None) -> Any:
-    """`cache`, or an empty one of ours that stores the same."""
+    """Return an empty cache of this package that stores the same, or `cache` itself."""
     if type(cache) is EncoderDecoderCache:
         decoder, encoder = cache.self_attention_cache, cache.cross_attention_cache
         if CPUCache.can_replace(decoder) and CPUCache.can_replace(encoder):
@@ -128,10 +130,10 @@ def _in_place_of(cache: Any, dtype: torch.dtype | None) -> Any:
 
 
 def install(model: Any, path: str, journal: Journal, cache_dtype: torch.dtype | None) -> list[PlanItem]:
-    """Override what concerns generation on `model`, if it is one that generates.
+    """Override the methods of `model` for generation, if it generates.
 
     Args:
-        cache_dtype: in which the cache stores, None: as the keys come.
+        cache_dtype: dtype of the cache, or None for the dtype of the keys.
     """
     if not (issubclass(type(model), GenerationMixin) and model.can_generate()):
         return []
@@ -142,18 +144,24 @@ def install(model: Any, path: str, journal: Journal, cache_dtype: torch.dtype | 
     )
     taken = [override.name for override in overrides if override.name in vars(model)]
     if taken:
-        return [PlanItem.left(path, _LOOP, f"other code has replaced its {taken[0]} already")]
+        return [PlanItem.left(path, _LOOP, f"its {taken[0]} is already replaced by other code")]
     if inspect.isabstract(CPUCacheLayer):  # a version that asks more of a cache than the ones we know
-        return [PlanItem.left(path, _CACHE, "transformers' own cache: this version has other cache layers")]
+        return [
+            PlanItem.left(
+                path,
+                _CACHE,
+                "the cache of transformers is used: the cache layers of this version are not supported",
+            )
+        ]
     for override in overrides:
         add_attribute(journal, model, override.name, override)
     return [*_cache_item(model, path, cache_dtype), *_loop_items(model, path)]
 
 
 def _cache_item(model: Any, path: str, dtype: torch.dtype | None) -> list[PlanItem]:
-    reason = refusal(model.config) if takes_cache(model) else NO_KEYS
+    reason = cache_refusal(model.config) if takes_cache(model) else NO_KEYS
     if reason is not None:
-        return [PlanItem.left(path, _CACHE, f"transformers' own cache: {reason}")]
+        return [PlanItem.left(path, _CACHE, f"the cache of transformers is used: {reason}")]
     stored = "as the keys" if dtype is None else str(dtype).removeprefix("torch.")
     return [PlanItem(path, _CACHE, "cache", stored, packed_bytes=0, reason=None)]
 
@@ -161,8 +169,8 @@ def _cache_item(model: Any, path: str, dtype: torch.dtype | None) -> list[PlanIt
 def _loop_items(model: Any, path: str) -> list[PlanItem]:
     reason = loop_refusal(model)
     if reason is not None:
-        return [PlanItem.left(path, _LOOP, f"transformers' own loop: {reason}")]
-    others, refused = "transformers' own loop, with the cache above", beam_refusal(model)
+        return [PlanItem.left(path, _LOOP, f"the loop of transformers runs: {reason}")]
+    others, refused = "the loop of transformers runs, with the cache above", beam_refusal(model)
     beams = PlanItem(path, _BEAMS, "beam_search", "float32", packed_bytes=0, reason=None)
     if refused is not None:
         beams = PlanItem.left(path, _BEAMS, f"{others}: {refused}")
@@ -176,5 +184,7 @@ def _loop_items(model: Any, path: str) -> list[PlanItem]:
 
 def _batching_item(model: Any, path: str) -> PlanItem:
     if model.config._attn_implementation != NATIVE_ATTENTION:
-        return PlanItem.left(path, _BATCHING, "transformers' own, with its paged attention")
+        return PlanItem.left(
+            path, _BATCHING, "continuous batching runs with the paged attention of transformers"
+        )
     return PlanItem(path, _BATCHING, "paged_attention", "as the keys", packed_bytes=0, reason=None)

@@ -1,6 +1,8 @@
-"""Layers of transformers' own caches as storage that a fused layer writes: those that `model(**inputs)` makes, or is handed.
+"""Cache layers of transformers as storage that a fused layer writes: those that `model(**inputs)` creates or gets.
 
-What a fused layer has written stays where transformers looks for it, so that stock code can go on from it and we from stock code.
+A fused layer writes where transformers expects keys and values, so that code of transformers can continue from it and the
+other way
+around.
 """
 
 from __future__ import annotations
@@ -22,11 +24,11 @@ from transformers.cache_utils import (
 from hf_cpu_accel.generate.cache import CPUCache
 from hf_cpu_accel.generate.cache_layer import CPUCacheLayer, bucket, of_another_model, outside_inference_mode
 
-__all__ = ["Held", "KeyValueStorage", "held_by", "layer_of", "storage_of"]
+__all__ = ["KeyValueStorage", "StoredTokens", "layer_of", "storage_of", "stored_tokens"]
 
 
 class KeyValueStorage(Protocol):
-    """Where a fused layer writes keys and values; see `CPUCacheLayer`, whose attributes these are."""
+    """Storage where a fused layer writes keys and values; see `CPUCacheLayer`, which has the same attributes."""
 
     @property
     def key_storage(self) -> Tensor | None: ...
@@ -53,7 +55,7 @@ class KeyValueStorage(Protocol):
 
 
 def layer_of(cache: Any, index: int) -> Any:
-    """Layer `index` of a cache whose class we know, which may make its layers as they are asked for; None of any other."""
+    """Return layer `index` of a cache of a known class, which may create its layers on demand, or None."""
     if isinstance(cache, CPUCache):
         return cache.layers[index] if index < len(cache.layers) else None
     if type(cache) not in (DynamicCache, StaticCache) or cache.offloading:
@@ -66,10 +68,10 @@ def layer_of(cache: Any, index: int) -> Any:
 
 
 def storage_of(cache: Any, index: int, repeats: int = 1) -> KeyValueStorage | None:
-    """Where a fused layer writes its keys and values in layer `index` of `cache`; None if it can not.
+    """Return the storage for keys and values of a fused layer in layer `index` of `cache`, or None if it cannot write there.
 
     Args:
-        repeats: how often the layer passes each head to a cache; one of each is stored, which transformers' layers do not.
+        repeats: how often the layer passes each head to a cache; one of each is stored, which layers of transformers do not do.
     """
     layer = layer_of(cache, index)
     if isinstance(layer, CPUCacheLayer):
@@ -84,8 +86,8 @@ def storage_of(cache: Any, index: int, repeats: int = 1) -> KeyValueStorage | No
 
 
 @dataclass(frozen=True)
-class Held:
-    """What a fused layer has written: tokens `dropped` to `seen` of each sequence, from the front of the storage on.
+class StoredTokens:
+    """The tokens `dropped` to `seen` of each sequence that a fused layer wrote, from the front of the storage on.
 
     Attributes:
         dtype: of the keys and values, which may be stored in another.
@@ -100,23 +102,23 @@ class Held:
     rows: Tensor | None = None
 
 
-def held_by(layer: Any) -> Held | None:
-    """What is in the storage behind a layer of a cache; None if fused layers write none there, or other code has since."""
+def stored_tokens(layer: Any) -> StoredTokens | None:
+    """Return the contents of the storage of a cache layer, or None if fused layers do not write it or other code wrote since."""
     if isinstance(layer, CPUCacheLayer):
         keys, values, dtype = layer.key_storage, layer.value_storage, layer.dtype
         if keys is None or values is None or dtype is None:
             return None
-        return Held(keys, values, dtype, layer.dropped, layer.dropped + layer.length, layer.rows)
+        return StoredTokens(keys, values, dtype, layer.dropped, layer.dropped + layer.length, layer.rows)
     room = _rooms.get(layer) if type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) else None
     if room is None or room.keys is not layer.keys or room.values is not layer.values:
         return None
     seen = int(layer.get_seq_length())
-    return Held(room.key_storage, room.value_storage, room.keys.dtype, seen - room.end, seen)
+    return StoredTokens(room.key_storage, room.value_storage, room.keys.dtype, seen - room.end, seen)
 
 
 @dataclass(frozen=True)
 class _Room:
-    """A storage of which a layer has the tokens `first` to `end` as its `keys` and `values`, and room behind them."""
+    """A storage with the tokens `first` to `end` of a layer as its `keys` and `values`, and free space after them."""
 
     key_storage: Tensor
     value_storage: Tensor
@@ -131,10 +133,11 @@ _rooms: WeakKeyDictionary[CacheLayerMixin, _Room] = WeakKeyDictionary()
 
 
 class _DynamicStorage:
-    """`DynamicLayer` and `DynamicSlidingWindowLayer`, which copy all that they have for each token that they get.
+    """Storage of `DynamicLayer` and `DynamicSlidingWindowLayer`, which copy all tokens for each new one.
 
-    Here they hold views of a storage with room behind. As soon as they hold anything else (cropped, reordered, other code's) that
-    is copied, as they would.
+    Here they hold views of a storage with free space. If they hold other tensors (cropped, reordered or from other code),
+    those are copied
+    once.
     """
 
     key_storage: Tensor | None = None
@@ -203,7 +206,7 @@ class _DynamicStorage:
 
 
 class _StaticStorage:
-    """`StaticLayer`, whose tensors are a storage already."""
+    """`StaticLayer`, whose tensors already are a storage."""
 
     rows = None
     dropped = 0
@@ -236,8 +239,8 @@ class _StaticStorage:
             raise of_another_model((*layer.keys.shape[:2], layer.keys.shape[3]), (batch, kv_heads, key_dim))
         if self.length + new_tokens > layer.max_cache_len:
             raise ValueError(
-                f"past_key_values: {self.length} tokens and {new_tokens} more do not fit into this cache with "
-                f"max_cache_len={layer.max_cache_len}: accepted is a longer one, or a DynamicCache"
+                f"past_key_values: {self.length} tokens and {new_tokens} new ones do not fit into a cache with "
+                f"max_cache_len={layer.max_cache_len}: pass a longer cache, or a DynamicCache"
             )
 
     def advance(self, new_tokens: int) -> None:

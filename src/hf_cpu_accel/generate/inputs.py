@@ -1,4 +1,4 @@
-"""What the model is called with: for the prompt, and for one token after another."""
+"""Inputs of the model: for the prompt, and for each following token."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def prefill(
     model_kwargs: dict[str, Any],
     mask_length: int | None,
 ) -> tuple[Any, dict[str, Any]]:
-    """Run the prompt through the model: all of it, or what the cache does not hold yet.
+    """Run the prompt through the model: all of it, or the tokens that the cache does not hold yet.
 
-    `generation_config.prefill_chunk_size` tokens at a time, if set: less memory for long prompts.
+    It runs `generation_config.prefill_chunk_size` tokens at a time, if set, which takes less memory for long prompts.
 
     Args:
-        mask_length: columns of the attention mask, to tell whether `input_ids` begin where the cache does.
+        mask_length: columns of the attention mask, which show whether `input_ids` begin where the cache does.
 
     Returns:
         The model's output for the last tokens, and the inputs that it was called with.
@@ -62,18 +62,19 @@ def prefill(
 
 
 def _counts_nothing(cache: Any) -> bool:
-    """Whether it keeps states of recurrences alone, which do not tell how many tokens are in them."""
+    """Return whether the cache holds only recurrent states, which do not count tokens."""
     return all(getattr(cache, "is_linear", (False,)))
 
 
 class StepInputs:
     """The inputs of the model for one new token of each sequence, step by step.
 
-    A model that prepares its inputs in the ordinary way gets the same dictionary each time, with the token, its position and
-    the mask exchanged. One that has its own way is asked each time.
+    A model that prepares its inputs in the usual way gets the same dictionary each time, with a new token, position and mask.
+    A model that
+    overrides this is asked each time.
 
     Attributes:
-        cache: the one that the model goes on with.
+        cache: the cache that the model continues with.
     """
 
     def __init__(self, model: Any, first: dict[str, Any], model_kwargs: dict[str, Any], outputs: Any) -> None:
@@ -91,7 +92,7 @@ class StepInputs:
             self._positions = self._positions[..., -1:]
 
     def after(self, chosen: Tensor, ids: Tensor) -> dict[str, Any]:
-        """The inputs for the tokens `chosen`, int64 [batch], which are the last column of `ids`."""
+        """Return the inputs for the tokens `chosen`, int64 [batch], which are the last column of `ids`."""
         inputs = self._inputs
         if self._masks is not None:
             inputs[self._mask] = self._masks.next()
@@ -107,7 +108,7 @@ class StepInputs:
         return prepared
 
     def go_on_with(self, outputs: Any) -> None:
-        """Take up the cache that the model handed back: a model with its own way may have begun another one."""
+        """Continue with the cache that the model returned: a model that overrides its inputs may have created another one."""
         if self._own_way is not None:
             self.cache = self._inputs[CACHE] = _handed_back(outputs, self.cache)
 
@@ -127,13 +128,13 @@ class _GrowingMask:
 
 
 def _handed_back(outputs: Any, cache: Any) -> Any:
-    """The cache in the outputs of a model that was given `cache`; some have none there and keep to what they were given."""
+    """Return the cache in the outputs of a model that was called with `cache`, or `cache` if it returns none."""
     handed_back = getattr(outputs, CACHE, None)
     return cache if handed_back is None else handed_back
 
 
 def prepares_as_usual(model: Any) -> bool:
-    """Whether the class of `model` inherits how inputs are prepared."""
+    """Return whether the class of `model` inherits how inputs are prepared."""
     inherited: bool = (
         type(model).prepare_inputs_for_generation is GenerationMixin.prepare_inputs_for_generation
         and not model.is_remote_code()

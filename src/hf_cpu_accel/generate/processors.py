@@ -1,6 +1,8 @@
-"""transformers' logits processors that forbid a few tokens: the same without going over the whole vocabulary.
+"""Logits processors of transformers that forbid a few tokens, without passes over the whole vocabulary.
 
-Theirs make masks, copies and sorted sets as long as the vocabulary in every step, which takes as long as a layer of a small model.
+The originals create masks, copies and sorted sets of the size of the vocabulary in every step, which takes as long as a layer
+of a
+small model.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ Process = Callable[[Tensor, Tensor], Tensor]
 
 
 def in_place(processors: LogitsProcessorList) -> Process:
-    """What `processors` does to (ids [rows, length], scores [rows, vocabulary]), but the scores may be changed where they are."""
+    """Return a function of (ids [rows, length], scores [rows, vocabulary]) that does the same as `processors` but may write to
+    the scores."""
     steps = [
         _Forbidding(one, _FORBIDDEN[type(one)]) if type(one) in _FORBIDDEN else one for one in processors
     ]
@@ -33,7 +36,7 @@ def in_place(processors: LogitsProcessorList) -> Process:
 
 
 class _Forbidding:
-    """A processor whose work is to set the scores of some tokens to minus infinity."""
+    """A processor that sets the scores of some tokens to minus infinity."""
 
     def __init__(self, processor: Any, forbid: Callable[[Any, Tensor, Tensor], None]) -> None:
         self.processor = processor
@@ -70,7 +73,7 @@ def _forbid(tokens: Tensor, scores: Tensor) -> None:
 
 
 def _no_repeat_ngram(processor: Any, ids: Tensor, scores: Tensor) -> None:
-    """Forbid what completes an n-gram that is there already: the last token of each that begins as the sequence ends."""
+    """Forbid the last token of each n-gram that begins as the sequence ends."""
     size, length = processor.ngram_size, ids.shape[-1]
     if length < size:
         return

@@ -1,4 +1,4 @@
-"""The states of layers with recurrence in the caches of transformers: tensors that ops write in place."""
+"""The states of recurrent layers in caches of transformers: tensors that ops write in place."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ States = tuple[Tensor, Tensor | None]
 
 @dataclass(frozen=True)
 class StateSizes:
-    """What a layer remembers of each sequence.
+    """The sizes of the states of a layer, for each sequence.
 
     Attributes:
-        channels, taps: the last inputs of its convolution.
-        state: the sizes of its recurrent state, which is float32; None if it has none.
+        channels, taps: sizes of the last inputs of its convolution.
+        state: the sizes of its recurrent state, which is float32, or None without one.
     """
 
     channels: int
@@ -32,13 +32,13 @@ class StateSizes:
     state: tuple[int, ...] | None = None
 
     def zeros(self, batch: int, dtype: torch.dtype) -> States:
-        """The states before the first token."""
+        """Return the states before the first token."""
         conv = torch.zeros(batch, self.channels, self.taps, dtype=dtype)
         return conv, None if self.state is None else torch.zeros(batch, *self.state, dtype=torch.float32)
 
 
 def states_of(cache: Any, index: int, sizes: StateSizes, batch: int, dtype: torch.dtype) -> States | None:
-    """The states in layer `index` of `cache`, which count as begun from now on; None if an op cannot write them.
+    """Return the states in layer `index` of `cache`, which count as initialized from now on, or None if an op cannot write them.
 
     Args:
         dtype: of the inputs of the convolution.
@@ -60,7 +60,8 @@ def states_of(cache: Any, index: int, sizes: StateSizes, batch: int, dtype: torc
 
 
 def begun_states_of(cache: Any, index: int, sizes: StateSizes, batch: int) -> States | None:
-    """The states in layer `index` of `cache`; None if they have not begun, or an op cannot write them. Nothing is changed."""
+    """Return the states in layer `index` of `cache`, without changing it, or None if they are not initialized or an op cannot
+    write them."""
     layer = _layer_of(cache, index)
     if layer is None or not layer.has_previous_state[0]:
         return None
@@ -69,12 +70,12 @@ def begun_states_of(cache: Any, index: int, sizes: StateSizes, batch: int) -> St
 
 
 def empty_cache(layers: int) -> Cache:
-    """A cache of so many layers with recurrence, as a host makes it."""
+    """Return a cache of `layers` recurrent layers, as a host creates it."""
     return Cache(layers=[LinearAttentionLayer() for _ in range(layers)])
 
 
 def _layer_of(cache: Any, index: int) -> LinearAttentionLayer | None:
-    """None if an op cannot write to its states."""
+    """Return the layer, or None if an op cannot write to its states."""
     layer = cache.layers[index] if type(cache) in _CACHES and index < len(cache.layers) else None
     if cache.offloading or not isinstance(layer, LinearAttentionLayer):
         return None

@@ -1,4 +1,4 @@
-"""The largest of very many scores."""
+"""Find the largest of many scores."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ _BLOCK = 64
 
 
 def largest(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """`torch.topk(scores, count)` of float32 scores [rows, n]: the values and their places, [rows, count].
+    """Return `torch.topk(scores, count)` of float32 scores [rows, n]: the values and their places, [rows, count].
 
-    torch sorts all n in part. Here only the blocks of 64 are looked at whose own maximum is among the largest, since no other can
-    hold one of them. Where scores are equal, torch's order is its own affair, so it decides.
+    torch partially sorts all n. Here only the blocks of 64 whose maximum is among the largest are searched, since no other
+    block can hold
+    one of them. torch decides the order of equal scores.
     """
     rows, n = scores.shape
     blocks = n // _BLOCK

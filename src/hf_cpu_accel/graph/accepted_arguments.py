@@ -1,4 +1,4 @@
-"""Which calls of a layer our paths take; all others go to the layer's own `propagate`."""
+"""The calls of a layer that the kernels support. All others run the layer's own `propagate`."""
 
 from __future__ import annotations
 
@@ -23,10 +23,7 @@ _HOOKS = (
 
 
 def takes(conv: MessagePassing, edge_index: object) -> bool:
-    """Whether this call of a layer is one that our paths take: plain edges on the CPU, no hooks and no explanation asked for.
-
-    Our ops have derivatives in reverse mode only.
-    """
+    """Return whether the kernels support this call: dense CPU edges, no hooks, no explanation, and no forward-mode derivative."""
     return (
         isinstance(edge_index, Tensor)
         and edge_index.layout is torch.strided
@@ -44,12 +41,12 @@ def takes(conv: MessagePassing, edge_index: object) -> bool:
 
 
 def is_transformed() -> bool:
-    """Whether forward-mode derivatives or transforms of `torch.func` are under way. Compiled code has neither."""
+    """Return whether a forward-mode derivative or a transform of `torch.func` is active. Compiled code has neither."""
     return not torch.compiler.is_compiling() and (in_forward_mode() or in_transform())
 
 
 def _multiplies_against_flow(conv: MessagePassing, edge_index: EdgeIndex) -> bool:
-    """Whether the layer multiplies by `edge_index` as a matrix, which ignores `flow="target_to_source"`."""
+    """Return whether the layer multiplies by `edge_index` as a matrix, which ignores `flow="target_to_source"`."""
     return (
         conv.flow == "target_to_source"
         and conv.fuse
@@ -59,7 +56,7 @@ def _multiplies_against_flow(conv: MessagePassing, edge_index: EdgeIndex) -> boo
 
 
 def fits_size(conv: MessagePassing, edge_index: Tensor, targets: int, sources: int) -> bool:
-    """Whether `edge_index` has as many targets and sources as it declares; only an EdgeIndex declares any."""
+    """Return whether the numbers of targets and sources match those that `edge_index` declares. Only an EdgeIndex declares them."""
     if not isinstance(edge_index, EdgeIndex):
         return True
     sizes = (sources, targets) if conv.flow == "source_to_target" else (targets, sources)

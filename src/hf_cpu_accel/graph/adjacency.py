@@ -1,4 +1,4 @@
-"""`Adjacency`: the edges of a graph in compressed sparse rows, with what is derived from them and worth keeping."""
+"""`Adjacency`: the edges of a graph in compressed sparse rows (CSR), with cached derived matrices."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hf_cpu_accel.lazy.remember import Memo
 from hf_cpu_accel.ops.sparse import Transposed, coo_to_csr, csr_transpose, spmm_reduce
 from hf_cpu_accel.ops.sparse_reference import row_of_edge
 
-# Each of edge weights: layers of one model are given the same, or one set of their own each.
+# Cached tensors of edge weights: the layers of a model use the same weights, or one set per layer.
 _MOST_WEIGHTS = 2
 
 
@@ -17,10 +17,10 @@ class Adjacency:
     """Edges sorted by target.
 
     Attributes:
-        rowptr, col, order: as `ops.sparse.coo_to_csr` gives them.
-        targets, sources: how many nodes there are on each side.
-        edges: how many edges were given, before loops were dropped and added.
-        loops: how many loops were added, -1 if self-loops are as they were given.
+        rowptr, col, order: from `ops.sparse.coo_to_csr`.
+        targets, sources: the number of nodes on each side.
+        edges: the number of input edges, before loops were removed and added.
+        loops: the number of added loops, or -1 if the self-loops of the input are unchanged.
     """
 
     def __init__(self, target: Tensor, source: Tensor, targets: int, sources: int, loops: int = -1) -> None:
@@ -32,13 +32,13 @@ class Adjacency:
         self._normalized, self._sorted = Memo(1 + _MOST_WEIGHTS), Memo(_MOST_WEIGHTS)
 
     def transposed(self) -> Transposed:
-        """The graph with its edges turned round, for gradients."""
+        """Return the transposed graph, for gradients."""
         if self._transposed is None:
             self._transposed = csr_transpose(self.rowptr, self.col, self.sources)
         return self._transposed
 
     def as_segments(self) -> Transposed:
-        """The transposed matrix of `order`, by which messages in the order of the edges are reduced: edge e goes to its target."""
+        """Return the transposed matrix of `order`, for gradients of a reduction of messages in the order of the input edges."""
         if self._as_segments is None:
             target = torch.empty_like(self.order)
             target[self.order.long()] = row_of_edge(self.rowptr, self.edges).int()
@@ -49,16 +49,24 @@ class Adjacency:
         return self._as_segments
 
     def sort(self, value: Tensor) -> Tensor:
-        """`value` [edges, ...] in the order of the entries; remembered if it has no gradient. Not for added loops."""
+        """Return `value` [edges, ...] in the order of the entries, cached if it has no gradient. Not for added loops."""
         if value.requires_grad:
             return value.index_select(0, self.order)
         return self._sorted.get(value, None, lambda: value.index_select(0, self.order), by_sample=True)
 
     def normalized(self, edge_index: Tensor | None = None, weight: Tensor | None = None) -> Tensor:
-        """[entries] weight / sqrt(degree of source * degree of target), as GCN weighs edges: Kipf & Welling 2017, arXiv:1609.02907.
+        """Return the weights of GCN, weight / sqrt(degree of source * degree of target), cached (Kipf & Welling 2017,
+        arXiv:1609.02907).
 
-        A degree is the sum of the weights of a row; without `weight` [edges] each is one. Added loops weigh one, or what the loop
-        of `edge_index` that they stand for does. Remembered. Only for graphs with as many sources as targets.
+        A degree is the sum of the weights of a row. An added loop has weight one, or that of the loop of `edge_index` that it
+        replaces. Only for graphs with as many sources as targets.
+
+        Args:
+            edge_index: [2, edges], needed with `weight`.
+            weight: [edges], or None for ones.
+
+        Returns:
+            [entries] float32.
         """
         key = self.rowptr if weight is None else weight
         return self._normalized.get(key, None, lambda: self._normalize(edge_index, weight), by_sample=True)
@@ -81,7 +89,7 @@ class Adjacency:
         if self.loops < 0:
             return weight
         source, target = edge_index
-        given = source == target
+        is_loop = source == target
         loops = weight.new_ones(self.loops)
-        loops[source[given].long()] = weight[given]
+        loops[source[is_loop].long()] = weight[is_loop]
         return torch.cat([weight, loops])

@@ -1,4 +1,4 @@
-"""Forwards of the layers that weigh neighbors by attention."""
+"""Forwards of the attention layers: GATConv, GATv2Conv and TransformerConv."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from torch_geometric.nn import GATConv, GATv2Conv, TransformerConv
 
 from hf_cpu_accel.graph.adjacency import Adjacency
-from hf_cpu_accel.graph.dense import apply
+from hf_cpu_accel.graph.dense import apply_linear
 from hf_cpu_accel.graph.forward import graph_of
 from hf_cpu_accel.graph.propagate import (
     FastPropagate,
@@ -44,12 +44,12 @@ def gat_conv(
     size: Any = None,
     return_attention_weights: Any = None,
 ) -> Any:
-    """Scores, softmax and sum in one pass; with dropout or edge features, in three."""
+    """Compute GATConv: scores, softmax and sum in one pass, or in three with dropout or edge features."""
     adjacency = _attended(conv, propagate, x, edge_index, edge_attr, return_attention_weights, size)
     if adjacency is None or conv.lin is None:
         return NotImplemented
     residual = None if conv.res is None else conv.res(x)
-    features = apply(conv.lin, x)
+    features = apply_linear(conv.lin, x)
     # <W x, a> = <x, W^T a>: two more columns per head instead of a pass over the features.
     weight = conv.lin.weight.view(conv.heads, conv.out_channels, -1)
     attention = torch.cat([conv.att_src, conv.att_dst]).unsqueeze(2)
@@ -77,7 +77,7 @@ def _drops(conv: Any) -> bool:
 
 
 def _by_edge(adjacency: Adjacency, edge_index: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor]:
-    """(edges [2, E'], weights [E', heads]) in PyG's order: without the loops that were given, and one of each node at the end.
+    """Return (edges [2, E'], weights [E', heads]) in the order of PyG: without input loops, and one loop per node at the end.
 
     Args:
         alpha: [entries, heads], in the order of the entries.
@@ -87,9 +87,10 @@ def _by_edge(adjacency: Adjacency, edge_index: Tensor, alpha: Tensor) -> tuple[T
     weights = weights.index_copy(0, adjacency.order.long(), alpha)
     if loops < 0:
         return edge_index, weights
-    kept = edge_index[0] != edge_index[1]
+    no_loop = edge_index[0] != edge_index[1]
     added = torch.arange(loops, dtype=edge_index.dtype).expand(2, -1)
-    return torch.cat([edge_index[:, kept], added], dim=1), torch.cat([weights[:edges][kept], weights[edges:]])
+    weights = torch.cat([weights[:edges][no_loop], weights[edges:]])
+    return torch.cat([edge_index[:, no_loop], added], dim=1), weights
 
 
 def _attended(
@@ -101,12 +102,12 @@ def _attended(
     weights: Any,
     size: Any = None,
 ) -> Adjacency | None:
-    """The graph over which `conv` attends, None if it has to see to the call itself."""
+    """Return the graph of `conv`, or None if the kernels do not support the call."""
     if propagate.reduce != "sum" or not isinstance(x, Tensor):
         return None
     if weights is False or (weights is not None and (_drops(conv) or not _is_list_of_edges(edge_index))):
-        return None  # versions differ on False; with dropout, the weights that are returned are those that were dropped
-    # Loops have the mean of the attributes of a node's other edges, found by where these point to.
+        return None  # versions differ on False; with dropout, the returned weights are those after dropout
+    # Loops have the mean of the attributes of the edges that point to the node.
     filled = not conv.add_self_loops or (conv.fill_value == "mean" and conv.flow == "source_to_target")
     known = isinstance(edge_attr, Tensor) and conv.lin_edge is not None and filled
     if (edge_attr is not None and not known) or is_small_step(conv, edge_index, x):
@@ -116,12 +117,12 @@ def _attended(
 
 
 def _columns(edge_attr: Tensor) -> Tensor:
-    """[edges, features]: attributes may come as one number per edge."""
+    """Return attributes as [edges, features]; they may be one number per edge."""
     return edge_attr.unsqueeze(1) if edge_attr.dim() == 1 else edge_attr
 
 
 def _scores_of_attributes(conv: GATConv, adjacency: Adjacency, edge_attr: Tensor) -> Tensor:
-    """[entries, heads]: <W e, a> = <e, W^T a>."""
+    """Return the scores <W e, a> = <e, W^T a> of edge attributes, [entries, heads]."""
     weight = conv.lin_edge.weight.view(conv.heads, conv.out_channels, -1)
     by_head = torch.matmul(conv.att_edge[0].unsqueeze(1), weight).squeeze(1)
     return with_loops(adjacency, F.linear(_columns(edge_attr), by_head).float()).index_select(
@@ -130,7 +131,7 @@ def _scores_of_attributes(conv: GATConv, adjacency: Adjacency, edge_attr: Tensor
 
 
 def with_loops(adjacency: Adjacency, values: Tensor) -> Tensor:
-    """`values` [edges, K] of the edges as they were given, followed by those of the added loops: means of a node's other edges."""
+    """Return `values` [edges, K] of the input edges, followed by those of the added loops: means over a node's other edges."""
     if adjacency.loops < 0:
         return values
     padded = F.pad(values, (0, 0, 0, adjacency.loops))
@@ -147,13 +148,13 @@ def gatv2_conv(
     edge_attr: Any = None,
     return_attention_weights: Any = None,
 ) -> Any:
-    """Scores, softmax and sum in one pass; with dropout or edge features, what is scored is written down per edge, but once."""
+    """Compute GATv2Conv: scores, softmax and sum in one pass; with dropout or edge features, with one tensor per edge."""
     adjacency = _attended(conv, propagate, x, edge_index, edge_attr, return_attention_weights)
     if adjacency is None:
         return NotImplemented
     residual = None if conv.res is None else conv.res(x)
-    source = apply(conv.lin_l, x)
-    target = source if conv.share_weights else apply(conv.lin_r, x)
+    source = apply_linear(conv.lin_l, x)
+    target = source if conv.share_weights else apply_linear(conv.lin_r, x)
     rowptr, col, slope = adjacency.rowptr, adjacency.col, conv.negative_slope
     turned = transposed_if(adjacency, source)
     at_once = edge_attr is None and not _drops(conv)
@@ -191,9 +192,9 @@ def transformer_conv(
     edge_attr: Any = None,
     return_attention_weights: Any = None,
 ) -> Any:
-    """Scores, softmax and sum in one pass; with dropout or edge features, in three.
+    """Compute TransformerConv: scores, softmax and sum in one pass, or in three with dropout or edge features.
 
-    Attention weights that are asked for come besides, so that the output is the same to the last bit with and without them.
+    Attention weights are computed separately if requested, so that the output is bit-identical with and without them.
     """
     weights = return_attention_weights
     if propagate.reduce != "sum" or weights is False:
@@ -210,8 +211,8 @@ def transformer_conv(
     adjacency, source, target = graph
     if target is None:
         return NotImplemented
-    query = apply(conv.lin_query, target)
-    key, value = apply(conv.lin_key, source), apply(conv.lin_value, source)
+    query = apply_linear(conv.lin_query, target)
+    key, value = apply_linear(conv.lin_key, source), apply_linear(conv.lin_value, source)
     if edge_attr is None and not _drops(conv):
         rowptr, col, scale = adjacency.rowptr, adjacency.col, 1.0 / math.sqrt(conv.out_channels)
         turned = transposed_if(adjacency, value)
@@ -233,12 +234,12 @@ def _is_list_of_edges(edge_index: Any) -> bool:
 
 
 def _with_root(conv: TransformerConv, output: Tensor, target: Tensor) -> Tensor:
-    """`output` and the node's own features, each by its share where the layer learns one."""
-    own = conv.lin_skip(target)
+    """Add the root features to `output`, weighted by beta if the layer learns it."""
+    root = conv.lin_skip(target)
     if conv.lin_beta is None:
-        return output + own
-    beta = conv.lin_beta(torch.cat([output, own, output - own], dim=-1)).sigmoid()
-    return beta * own + (1 - beta) * output
+        return output + root
+    beta = conv.lin_beta(torch.cat([output, root, output - root], dim=-1)).sigmoid()
+    return beta * root + (1 - beta) * output
 
 
 def _attend(
@@ -249,11 +250,11 @@ def _attend(
     value: Tensor,
     edge_attr: Tensor | None,
 ) -> Tensor:
-    """[targets, heads * out_channels]. Keys and values have W e added, for the attributes e of each edge and W of each head:
+    """Return the attention [targets, heads * out_channels] with W e added to keys and values, for the attributes e of each edge.
 
-    <q, k + W e> = <q, k> + <W^T q, e>, and sum alpha (v + W e) = sum alpha v + W sum alpha e,
+    <q, k + W e> = <q, k> + <W^T q, e>, and sum alpha (v + W e) = sum alpha v + W sum alpha e
 
-    so that there is nothing per edge but its attributes, in which all heads share.
+    So only the attributes are stored per edge, once for all heads.
     """
     alpha, attributes = _attention_weights(conv, adjacency, query, key, edge_attr)
     alpha = F.dropout(alpha, p=conv.dropout, training=conv.training)
@@ -268,7 +269,7 @@ def _attend(
 def _attention_weights(
     conv: TransformerConv, adjacency: Adjacency, query: Tensor, key: Tensor, edge_attr: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
-    """(weights [entries, heads], attributes [entries, features] or None), both in the order of the entries."""
+    """Return (weights [entries, heads], attributes [entries, features] or None), both in the order of the entries."""
     heads, width = conv.heads, conv.out_channels
     scores = sddmm(adjacency.rowptr, adjacency.col, query, key, heads)
     attributes = None

@@ -1,4 +1,4 @@
-"""Remembers the adjacency of the last few graphs, so that the layers of a model and the epochs of a training share it."""
+"""A cache of the adjacencies of the last few graphs, shared by the layers of a model and the epochs of a training."""
 
 from __future__ import annotations
 
@@ -12,16 +12,22 @@ MOST_GRAPHS = 16
 
 
 class AdjacencyCache:
-    """Adjacencies by the tensor that they were made of, as `Memo` knows it again: at most MOST_GRAPHS, the last ones used.
+    """The adjacencies of the MOST_GRAPHS tensors used last, recognized by `Memo`.
 
-    Writes that go past torch (numpy, `.data`) are noticed if they are to the whole tensor: `clear` is for others.
+    Writes that bypass torch (numpy, `.data`) are noticed if they change the whole tensor. Call `clear` after others.
     """
 
     def __init__(self) -> None:
         self._memo = Memo(MOST_GRAPHS)
 
     def get(self, edge_index: Tensor, flow: str, targets: int, sources: int, loops: int = -1) -> Adjacency:
-        """The adjacency of edge_index [2, E], of which row 1 are the targets if `flow` is "source_to_target", and row 0 otherwise.
+        """Return the adjacency of a graph, computed at the first call.
+
+        Args:
+            edge_index: [2, E] int64 or int32.
+            flow: "source_to_target" if row 1 has the targets, "target_to_source" if row 0 has them.
+            targets, sources: the number of nodes on each side.
+            loops: see `ops.sparse.coo_to_csr`.
 
         Raises:
             RuntimeError: an index is negative or out of range.

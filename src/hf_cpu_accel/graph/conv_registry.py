@@ -1,4 +1,4 @@
-"""Which forward, or propagate, stands in for that of which layer class."""
+"""The replacements of forward or propagate, by layer class."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ FORWARDS: dict[type[MessagePassing], Callable[..., Any]] = {
     RGCNConv: rgcn,
     FastRGCNConv: fast_rgcn,
 }
-"""Layer classes whose forward we have; subclasses that change one of its methods are not served by it."""
+"""The replaced forward of each layer class. Subclasses that override one of its methods are not replaced."""
 
 PROPAGATES: dict[type[MessagePassing], Callable[..., Any]] = {HGTConv: hgt_propagate}
-"""The same for layers of whose forward only `propagate` is replaced."""
+"""The replaced `propagate` of layer classes whose forward is not replaced."""

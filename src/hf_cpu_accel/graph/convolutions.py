@@ -1,6 +1,7 @@
-"""Forwards of the layers that do more around `propagate` than it knows: normalize, transform before or after the sum.
+"""Forwards of layers that normalize, or transform features before or after the sum.
 
-Each is for a layer class whose own `forward` it equals; what a layer was asked for beyond it goes to that `forward`.
+Each equals the `forward` of its layer class. It returns NotImplemented for calls that it does not support, which then run that
+`forward`.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from hf_cpu_accel.graph.dense import are_plain, dense
 from hf_cpu_accel.graph.forward import graph_of
 from hf_cpu_accel.graph.propagate import FastPropagate, aggregate, is_small_step, keeps_dtype
 
-LINEAR_REDUCTIONS = ("sum", "mean")  # a linear map may be applied before or after them
+LINEAR_REDUCTIONS = ("sum", "mean")  # linear maps may be applied before or after these
 
 
 def _is_plain_weight(weight: Any, edge_index: Any, x: Tensor) -> bool:
-    """Whether there is no weight, or one number per edge without a gradient."""
+    """Return whether the weight is None, or one number per edge without a gradient."""
     if weight is None:
         return True
     plain = isinstance(weight, Tensor) and weight.is_floating_point() and not weight.requires_grad
@@ -30,7 +31,7 @@ def _is_plain_weight(weight: Any, edge_index: Any, x: Tensor) -> bool:
 
 
 def gcn(conv: GCNConv, propagate: FastPropagate, x: Any, edge_index: Any, edge_weight: Any = None) -> Any:
-    """The normalization depends on the graph alone, and is kept with it."""
+    """Compute GCNConv (Kipf & Welling 2017, arXiv:1609.02907), with the normalization cached with the graph."""
     # What `improved` does to edges without weights has changed between versions.
     if (
         not isinstance(x, Tensor)
@@ -60,7 +61,7 @@ def _neighbors_and_root(
     size: Any,
     linears: tuple[Linear, Linear | None],
 ) -> Any:
-    """lin(reduce(x_source)) + root(x_target), with `lin` applied first where that leaves fewer features to be reduced."""
+    """Compute lin(reduce(x_source)) + root(x_target), with `lin` first where that reduces fewer features."""
     graph = graph_of(conv, propagate, edge_index, x, size)
     if graph is None or propagate.reduce is None or not are_plain(*linears):
         return NotImplemented
@@ -69,14 +70,15 @@ def _neighbors_and_root(
         return NotImplemented
     lin, root = linears
     if propagate.reduce in LINEAR_REDUCTIONS and lin.out_channels < lin.in_channels:
-        own = None if root is None or target is None else dense(target, root.weight)
+        addend = None if root is None or target is None else dense(target, root.weight)
         mapped = dense(source, lin.weight)
-        return aggregate(adjacency, mapped, propagate.reduce, addend=own, bias=lin.bias)
+        return aggregate(adjacency, mapped, propagate.reduce, addend=addend, bias=lin.bias)
     output = dense(aggregate(adjacency, source, propagate.reduce), lin.weight, lin.bias)
     return output if root is None or target is None else dense(target, root.weight, addend=output)
 
 
 def sage(conv: SAGEConv, propagate: FastPropagate, x: Any, edge_index: Any, size: Any = None) -> Any:
+    """Compute SAGEConv (Hamilton, Ying & Leskovec 2017, arXiv:1706.02216)."""
     if conv.project:
         if not isinstance(x, Tensor):
             return NotImplemented
@@ -97,13 +99,14 @@ def graph_conv(
     edge_weight: Any = None,
     size: Any = None,
 ) -> Any:
+    """Compute GraphConv without edge weights (Morris et al. 2019, arXiv:1810.02244)."""
     if edge_weight is not None:
         return NotImplemented
     return _neighbors_and_root(conv, propagate, x, edge_index, size, (conv.lin_rel, conv.lin_root))
 
 
 def gin(conv: GINConv, propagate: FastPropagate, x: Any, edge_index: Any, size: Any = None) -> Any:
-    """(1 + eps) x joins the sum while it is in registers."""
+    """Compute GINConv (Xu et al. 2019, arXiv:1810.00826), with (1 + eps) x added in the kernel of the sum."""
     if conv.eps.requires_grad or torch.compiler.is_compiling():
         return NotImplemented
     graph = graph_of(conv, propagate, edge_index, x, size)

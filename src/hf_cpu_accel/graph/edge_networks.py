@@ -1,6 +1,6 @@
 """Forwards of layers whose messages go through a network: GINEConv and EdgeConv.
 
-What is linear in a message is computed per node, and its parts are added up as the rows are read (ops/messages/messages.py).
+The linear part of a message is computed per node, and the parts are added as the rows are read (ops/messages/messages.py).
 Hu et al. 2020, arXiv:1905.12265; Wang et al. 2019, arXiv:1801.07829.
 """
 
@@ -22,7 +22,7 @@ from hf_cpu_accel.patching.hooks import is_plain
 def gine(
     conv: GINEConv, propagate: FastPropagate, x: Any, edge_index: Any, edge_attr: Any = None, size: Any = None
 ) -> Any:
-    """relu(x_j + e_ij), summed as it is made."""
+    """Compute GINEConv: messages relu(x_j + e_ij), reduced without a tensor of messages."""
     if not isinstance(edge_attr, Tensor) or is_small(
         edge_index, (x if isinstance(x, Tensor) else x[0]).shape[-1]
     ):
@@ -50,7 +50,10 @@ def gine(
 
 
 def edge_conv(conv: EdgeConv, propagate: FastPropagate, x: Any, edge_index: Any) -> Any:
-    """nn(cat(x_i, x_j - x_i)): its first layer is (A - B) x_i + B x_j. If there is no second one, no message is written down."""
+    """Compute EdgeConv: messages nn(cat(x_i, x_j - x_i)), whose first layer is (A - B) x_i + B x_j.
+
+    With one layer there is no tensor of messages.
+    """
     first = first_linear(conv.nn)
     if first is None or is_small(edge_index, first.weight.shape[0]):
         return NotImplemented
@@ -62,8 +65,8 @@ def edge_conv(conv: EdgeConv, propagate: FastPropagate, x: Any, edge_index: Any)
         return NotImplemented
     if first.weight.shape[1] != 2 * source.shape[1] or first.weight.dtype is not source.dtype:
         return NotImplemented
-    own, other = first.weight.split(source.shape[1], dim=1)
-    mapped, shift = F.linear(source, other), F.linear(target, own - other, first.bias)
+    a, b = first.weight.split(source.shape[1], dim=1)
+    mapped, shift = F.linear(source, b), F.linear(target, a - b, first.bias)
     rest: Any = conv.nn[1:] if isinstance(conv.nn, nn.Sequential) else nn.Sequential()
     relu = len(rest) > 0 and type(rest[0]) is nn.ReLU and is_plain(rest[0])
     rest = rest[1:] if relu else rest
@@ -78,7 +81,7 @@ def edge_conv(conv: EdgeConv, propagate: FastPropagate, x: Any, edge_index: Any)
 
 
 def first_linear(network: Any) -> nn.Linear | None:
-    """The linear layer that sees the input of `network` if that is one, or a sequence that begins with one."""
+    """Return `network` if it is a linear layer, or the linear layer at the start of a sequence; None otherwise."""
     first: Any = network[0] if type(network) is nn.Sequential and len(network) > 0 else network
     plain = type(first) in (nn.Linear, Linear) and is_plain(first) and is_plain(network)
     return first if plain else None

@@ -1,4 +1,4 @@
-"""Work that is shared out among processes, forked for it: they have all that this one has, and it sees what they write."""
+"""Work divided among forked processes, which have the memory of this process and write results to shared memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FORK = multiprocessing.get_context("fork")
 
 
 def shared(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Zeros in memory that forked processes share. It is no file in /dev/shm, which containers keep small."""
+    """Return zeros in memory that forked processes share. Not a file in /dev/shm, which is small in containers."""
     nbytes = math.prod(shape) * dtype.itemsize
     return (
         torch.frombuffer(mmap.mmap(-1, max(nbytes, 1)), dtype=torch.uint8)[:nbytes].view(dtype).view(*shape)
@@ -25,16 +25,20 @@ def shared(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
 
 
 def share_out(work: Callable[[int], None], pieces: int, processes: int, done: Callable[[], object]) -> None:
-    """Call `work` with each number below `pieces`, here and in `processes - 1` others; who is free takes the next.
+    """Call `work` with each number below `pieces`, in this process and `processes - 1` forked ones. Each takes the next free
+    number.
 
-    Each has its part of the threads that this thread computes on.
+    The processes divide the threads of this thread among them.
 
     Args:
-        done: is called here, once for each piece, as they are finished, whoever finished it.
+        work: called with the number of a piece.
+        pieces: the number of pieces.
+        processes: the number of processes, including this one.
+        done: called in this process once for each finished piece.
 
     Raises:
-        RuntimeError: another process failed, with its traceback, or was killed. The others end early.
-        BaseException: what `work` raised here.
+        RuntimeError: another process failed or was killed; the message has its traceback. The others stop early.
+        BaseException: any exception that `work` raises in this process.
     """
     if processes == 1:  # also where there are no semaphores for processes to count with
         for piece in range(pieces):
@@ -42,39 +46,39 @@ def share_out(work: Callable[[int], None], pieces: int, processes: int, done: Ca
             done()
         return
     counts = _Counts(pieces)
-    others = [_Other(work, counts, processes) for _ in range(processes - 1)]
+    workers = [_Worker(work, counts, processes) for _ in range(processes - 1)]
     threads = torch.get_num_threads()
     torch.set_num_threads(max(1, threads // processes))
-    told = 0
+    reported = 0
 
-    def tell() -> None:
-        nonlocal told
-        while told < counts.finished.value:
+    def report() -> None:
+        nonlocal reported
+        while reported < counts.finished.value:
             done()
-            told += 1
+            reported += 1
 
     try:
-        counts.run(work, tell)
-        for other in others:
-            other.end()
-        tell()
+        counts.run(work, report)
+        for worker in workers:
+            worker.wait()
+        report()
     finally:
         torch.set_num_threads(threads)
         counts.stop()
-        for other in others:
-            other.process.join()
+        for worker in workers:
+            worker.process.join()
 
 
 class _Counts:
-    """Which piece is next, and how many are finished, for all processes."""
+    """The number of the next piece and the number of finished ones, shared by all processes."""
 
     def __init__(self, pieces: int) -> None:
         self.pieces = pieces
         self.next: Any = _FORK.Value("q", 0)
         self.finished: Any = _FORK.Value("q", 0)
 
-    def run(self, work: Callable[[int], None], tell: Callable[[], object]) -> None:
-        """Take pieces until there are none."""
+    def run(self, work: Callable[[int], None], report: Callable[[], object]) -> None:
+        """Work on pieces until none is left."""
         while True:
             with self.next.get_lock():
                 piece = self.next.value
@@ -84,16 +88,16 @@ class _Counts:
             work(piece)
             with self.finished.get_lock():
                 self.finished.value += 1
-            tell()
+            report()
 
     def stop(self) -> None:
-        """No process begins another piece after this."""
+        """Let no process start another piece."""
         # Without the lock, which a process may have held when it was killed.
         self.next.get_obj().value = self.pieces
 
 
-class _Other:
-    """A process that takes part."""
+class _Worker:
+    """A forked process that works on pieces."""
 
     def __init__(self, work: Callable[[int], None], counts: _Counts, processes: int) -> None:
         self._counts = counts
@@ -102,21 +106,21 @@ class _Other:
         self.process.start()
         errors.close()
 
-    def end(self) -> None:
-        """Wait for it.
+    def wait(self) -> None:
+        """Wait for the end of the process.
 
         Raises:
-            RuntimeError: it failed.
+            RuntimeError: the process failed.
         """
         try:
             error: str | None = self._errors.recv()
         except EOFError:
             self.process.join()
-            error = f"it ended with status {self.process.exitcode}: killed, or out of memory"
+            error = f"it exited with code {self.process.exitcode}: killed, or out of memory"
         if error is not None:
             self._counts.stop()
             raise RuntimeError(
-                f"process {self.process.pid}, which computed a part of the nodes, failed: {error}"
+                f"process {self.process.pid}, which computed some of the nodes, failed: {error}"
             )
 
 

@@ -1,4 +1,4 @@
-"""`FastForward`: what stands in front of a layer's `forward`, and what forwards have in common."""
+"""`FastForward`: the replacement of a layer's `forward`, and the common part of all forwards."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ from hf_cpu_accel.ops.sparse import KERNEL_DTYPES
 
 
 class FastForward:
-    """Called in place of `conv.forward`, which stays on the class.
+    """Replaces `conv.forward`, which stays on the class.
 
-    Under autocast the layer's own forward runs, which casts between its ops; its `propagate` is still ours.
+    Under autocast the layer's own forward runs, which casts between its ops, with the replaced `propagate`.
 
     Attributes:
-        compute: takes the layer, its FastPropagate and the arguments of its forward; NotImplemented if they are not for it.
+        compute: a function of the layer, its FastPropagate and the arguments of its forward; it returns NotImplemented for calls
+            that it does not support.
     """
 
     def __init__(self, conv: MessagePassing, propagate: FastPropagate, compute: Callable[..., Any]) -> None:
@@ -42,7 +43,7 @@ class FastForward:
 def graph_of(
     conv: MessagePassing, propagate: FastPropagate, edge_index: Any, x: Any, size: Any, loops: bool = False
 ) -> tuple[Adjacency, Tensor, Tensor | None] | None:
-    """The adjacency, and x of the sources and of the targets; None if `conv` has to see to the call itself."""
+    """Return the adjacency, and x of the sources and of the targets; None if the kernels do not support the call."""
     source, target = (x, x) if isinstance(x, Tensor) else x
     if not takes(conv, edge_index) or not isinstance(source, Tensor) or source.dim() != 2:
         return None
@@ -57,8 +58,8 @@ def graph_of(
     targets = len(source) if target is None else len(target)
     if not fits_size(conv, edge_index, targets, len(source)):
         return None
-    says_nothing_new = size is None or (target is not None and tuple(size) == (len(source), targets))
-    if not says_nothing_new or (not isinstance(x, Tensor) and target is None):
+    is_redundant = size is None or (target is not None and tuple(size) == (len(source), targets))
+    if not is_redundant or (not isinstance(x, Tensor) and target is None):
         return None
     added = min(targets, len(source)) if loops else -1
     adjacency = adjacency_of(conv, edge_index, targets, len(source), added)

@@ -16,9 +16,15 @@ from hf_cpu_accel.ops.sparse import KERNEL_DTYPES, sddmm, segment_softmax
 def hgt_propagate(
     conv: HGTConv, edge_index: Tensor, size: Any, k: Tensor, q: Tensor, v: Tensor, edge_attr: Any
 ) -> Tensor | None:
-    """[targets, features] for q [targets, heads, features of a head], k and v [sources, ..], and factors of scores edge_attr.
+    """Compute the message passing of HGTConv.
 
-    None if the layer has to see to the call itself.
+    Args:
+        edge_index: [2, E].
+        q: [targets, heads, features of a head]; k and v: [sources, heads, features of a head].
+        edge_attr: [E, heads], factors of the scores.
+
+    Returns:
+        [targets, features], or None if the kernels do not support the call.
     """
     if size is not None or is_small(edge_index, v.shape[1:].numel()) or v.dtype not in KERNEL_DTYPES:
         return None

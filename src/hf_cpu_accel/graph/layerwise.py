@@ -1,8 +1,8 @@
-"""`inference`: the embeddings of all nodes of a graph that is too large to be computed at once, layer by layer and chunk by chunk.
+"""`inference`: the embeddings of all nodes of a large graph, computed layer by layer and chunk by chunk.
 
-A chunk of nodes needs the features of their neighbors and nothing else, so that each layer is computed for a few thousand nodes at
-a time, on a small graph of those and their neighbors, from features that may be in a file, into features that may be in one.
-Hamilton, Ying & Leskovec 2017, arXiv:1706.02216, section 3.1, is the same with a sample of the neighbors.
+A chunk of nodes needs only the features of its neighbors. So each layer is computed for a few thousand nodes at a time, on a small
+graph of these nodes and their neighbors. Inputs and outputs may be files. Hamilton, Ying & Leskovec 2017, arXiv:1706.02216, section
+3.1, is the same with a sample of the neighbors.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from hf_cpu_accel.tolerance import LAYERWISE, Closeness
 
 @dataclass(frozen=True)
 class _Chunk:
-    """Nodes [begin, end), and the edges to them, numbered anew: first these nodes, then the other sources."""
+    """Nodes [begin, end), and the edges to them with new node numbers: first these nodes, then the other sources."""
 
     begin: int
     end: int
-    nodes: Tensor  # [n] int64, of which the first are the chunk's
+    nodes: Tensor  # [n] int64, first the nodes of the chunk
     edge_index: Tensor  # [2, E] int64
     entries: slice  # of the adjacency
 
@@ -47,38 +47,38 @@ def inference(
     out: str | Path | None = None,
     progress_bar: bool = False,
 ) -> Tensor:
-    """What `model(x, edge_index)` gives, in memory that does not grow with the features of the graph.
+    """Compute `model(x, edge_index)` in memory that does not grow with the number of nodes.
 
-    Unlike `BasicGNN.inference` this needs no loader, and degrees are those of the whole graph.
+    Unlike `BasicGNN.inference` this needs no loader, and uses the degrees of the whole graph.
 
     Args:
-        model: one of `torch_geometric.nn.models` (GCN, GraphSAGE, GIN, GAT, EdgeCNN, PNA) in eval mode, with `jk` None or "last";
-            accelerated or not.
-        x: [N, features]; may be mapped from a file (`torch.from_file`, or `torch.from_numpy` of a `numpy.memmap`): it is read
-            a chunk at a time.
+        model: a model of `torch_geometric.nn.models` (GCN, GraphSAGE, GIN, GAT, EdgeCNN, PNA) in eval mode, with `jk` None or
+            "last"; accelerated or not.
+        x: [N, in_channels]; may be mapped from a file (`torch.from_file`, or `torch.from_numpy` of a `numpy.memmap`), since it is
+            read in chunks.
         edge_index: [2, E] int64 or int32, sources and targets.
-        batch_size: how many nodes are computed at a time. A few times the features of these and their neighbors are in memory.
-        processes: how many compute, this one among them, each with its part of torch's threads; the others are forked, and all
-            write to one result.
-        out: a file that the result is written to and mapped from; what lies between layers is then in files beside it, which
-            are removed in the end. None for memory.
-        progress_bar: show one, with a step per chunk and layer.
+        batch_size: the number of nodes per chunk. Memory holds a few times the features of these nodes and their neighbors.
+        processes: the number of processes, including this one. The others are forked. The processes divide torch's threads among
+            them and write to one result.
+        out: a file for the result, which is mapped from it. Features between layers are then in temporary files in its folder. None
+            for memory.
+        progress_bar: show a progress bar with a step per chunk and layer.
 
     Returns:
         [N, out_channels], in the dtype of the model's outputs.
 
     Raises:
-        TypeError: a model that is not made of layers.
-        ValueError: a model in training mode, with another `jk`, or whose layers look further than one edge; a batch_size
-            or number of processes below 1; an x that is not [N, in_channels].
-        RuntimeError: an index that is negative or not below N; or another process failed.
+        TypeError: the model has no list of layers.
+        ValueError: the model is in training mode, has another `jk`, or a layer reads nodes more than one edge away; batch_size or
+            processes is below 1; x is not [N, in_channels].
+        RuntimeError: an index is negative or not below N, or another process failed.
     """
     _check(model)
     if x.dim() != 2 or x.shape[1] != model.in_channels:
         raise ValueError(f"x of shape {tuple(x.shape)}: expected [nodes, {model.in_channels}]")
     for name, count in (("batch_size", batch_size), ("processes", processes)):
         if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-            raise ValueError(f"{name}={count!r}: expected a whole number from 1")
+            raise ValueError(f"{name}={count!r}: expected an integer of at least 1")
     if x.shape[0] == 0:
         return model(x, edge_index)
     steps = model.num_layers * -(-x.shape[0] // batch_size)
@@ -92,15 +92,15 @@ def _check(model: Any) -> None:
         hasattr(model, name) for name in ("convs", "norms", "inference_per_layer", "jk_mode", "in_channels")
     ):
         raise TypeError(
-            f"model is a {type(model).__name__}: expected one of torch_geometric.nn.models, made of layers"
+            f"model is a {type(model).__name__}: expected a model of torch_geometric.nn.models with layers (convs)"
         )
     if model.training:
-        raise ValueError("model is in training mode: call model.eval()")
+        raise ValueError("model is in training mode; call model.eval() first")
     if model.jk_mode not in (None, "last") or not isinstance(model.in_channels, int):
         raise ValueError(
-            f"jk={model.jk_mode!r}, in_channels={model.in_channels!r}: expected None or 'last', and a number"
+            f"jk={model.jk_mode!r}, in_channels={model.in_channels!r}: expected jk=None or 'last', and an integer in_channels"
         )
-    # Layers that look further than one edge, or norms that look at other nodes, show on any graph.
+    # Layers that read nodes more than one edge away, or norms that read other nodes, give another output on any graph.
     nodes, generator = 24, torch.Generator().manual_seed(0)
     edge_index = torch.randint(0, nodes, (2, 90), generator=generator)
     parameter = next(model.parameters(), torch.empty(0))
@@ -109,7 +109,8 @@ def _check(model: Any) -> None:
     tolerance = LAYERWISE.of(parameter.dtype)
     if not Closeness(tolerance, tolerance * float(expected.abs().max())).holds(output, expected):
         raise ValueError(
-            "model: a layer looks further than one edge, or a norm at other nodes: its chunks would be wrong"
+            "model: a layer reads nodes more than one edge away, or a norm reads other nodes, so computing layer by layer in "
+            "batches would change its output; call the model on the full graph"
         )
 
 
@@ -125,7 +126,7 @@ def _compute(
     count = x.shape[0]
     with tempfile.TemporaryDirectory(dir=None if out is None else out.resolve().parent) as folder:
         for layer, conv in enumerate(model.convs):
-            # GCN looks at the degrees of the sources, too: its weights are computed on the whole graph.
+            # GCN reads the degrees of the sources too, so its weights are computed on the whole graph.
             normalizes = (
                 isinstance(getattr(conv, "normalize", None), bool)
                 and hasattr(conv, "add_self_loops")
@@ -155,7 +156,7 @@ def _layer(
     processes: int,
     update: Callable[[], object],
 ) -> Tensor:
-    """The outputs of a layer for all nodes. The first chunk shows what they are."""
+    """Return the outputs of a layer for all nodes. The first chunk determines their shape and dtype."""
 
     def rows_of(number: int) -> tuple[_Chunk, Tensor]:
         chunk = chunks.chunk(number)
@@ -198,7 +199,7 @@ class _Chunks:
 
 
 def _run(model: Any, layer: int, x: Tensor, chunk: _Chunk, weights: Tensor | None) -> Tensor:
-    """A layer of the model, and what follows it, for the nodes of a chunk."""
+    """Run a layer of the model, with the norm and activation after it, for the nodes of a chunk."""
     count = chunk.end - chunk.begin
     if weights is None:
         return model.inference_per_layer(layer, x, chunk.edge_index, count)

@@ -1,8 +1,8 @@
-"""Graphs given as matrices: `adj_t` of PyTorch Geometric, whose rows are the targets and whose columns are the sources.
+"""Graphs as matrices: `adj_t` of PyTorch Geometric, whose rows are the targets and whose columns are the sources.
 
-Taken are `torch.sparse` matrices (CSR, CSC and COO) and whatever has `csr()` and `sparse_sizes()` as torch_sparse.SparseTensor has.
-Where each entry is one, the matrix says no more than the edges that it is made of, and layers are given these. Where entries
-differ, layers whose fused path (`message_and_aggregate`) is the product with the matrix are given that product.
+Supported are `torch.sparse` matrices (CSR, CSC and COO) and objects with `csr()` and `sparse_sizes()` such as
+torch_sparse.SparseTensor. If all entries are one, layers get the edges instead of the matrix. Otherwise, layers whose fused path
+(`message_and_aggregate`) is the product with the matrix get that product.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _LAYOUTS = (torch.sparse_csr, torch.sparse_csc, torch.sparse_coo)
 
 
 class Propagate(Protocol):
-    """What stands in front of a layer's `propagate`, as this file needs it: see `propagate.FastPropagate`."""
+    """The part of `propagate.FastPropagate` that this file uses."""
 
     conv: MessagePassing
     message: Message | None
@@ -50,9 +50,9 @@ class MatrixEdges:
 
     Attributes:
         edge_index: [2, E] int64, sources and targets.
-        values: [E], or None where each is one.
+        values: [E], or None if all are one.
         sources, targets: the matrix is [targets, sources].
-        dtype: of the entries; None where the matrix has none, but only places.
+        dtype: the dtype of the entries, or None if the matrix stores no values.
         has_loops: whether an entry is on the diagonal.
     """
 
@@ -64,7 +64,7 @@ class MatrixEdges:
     has_loops: bool
 
     def fits(self, x: object) -> bool:
-        """Whether x, or the pair x of sources and targets, are the features of its nodes."""
+        """Return whether x, or the pair x of sources and targets, has the shape of features of these nodes."""
         source, target = (
             (x, x) if isinstance(x, Tensor) else x if isinstance(x, tuple) and len(x) == 2 else (None, None)
         )
@@ -78,7 +78,7 @@ class MatrixEdges:
 
 
 class MatrixCache:
-    """The edges of the last few matrices, each held weakly and known again by identity and version, as in graph/cache.py."""
+    """A cache of the edges of the last few matrices, referenced weakly and recognized by identity and version."""
 
     def __init__(self) -> None:
         self._lock = new_lock()
@@ -87,17 +87,17 @@ class MatrixCache:
         )
 
     def get(self, matrix: Any) -> MatrixEdges | None:
-        """The edges of `matrix`; None if it is none, or one for PyTorch Geometric: with gradients, or not on the CPU."""
+        """Return the edges of `matrix`; None if it is not a supported matrix, has gradients, or is not on the CPU."""
         parts = _parts(matrix)
         if parts is None:
             return None
-        given = [part for part in parts if part is not None]
+        tensors = [part for part in parts if part is not None]
         if any(
             part.is_inference() or part.requires_grad or part.device.type != "cpu" or part.dim() != 1
-            for part in given
+            for part in tensors
         ):
             return None
-        key = (id(matrix), *((part.data_ptr(), part._version, part.shape) for part in given))
+        key = (id(matrix), *((part.data_ptr(), part._version, part.shape) for part in tensors))
         with self._lock:
             entry = self._entries.get(key)
             if entry is not None and entry[0]() is matrix:
@@ -122,7 +122,7 @@ matrices = MatrixCache()
 
 
 def _parts(matrix: Any) -> tuple[Tensor, Tensor, Tensor | None] | None:
-    """Pointers and indices of a CSR or a CSC, or both indices of a COO, and the entries."""
+    """Return the pointers and indices of a CSR or CSC, or both indices of a COO, and the values."""
     if torch.compiler.is_compiling():
         return None
     if not isinstance(matrix, Tensor):
@@ -137,7 +137,7 @@ def _parts(matrix: Any) -> tuple[Tensor, Tensor, Tensor | None] | None:
         return matrix.crow_indices(), matrix.col_indices(), matrix.values()
     if matrix.layout is torch.sparse_csc:
         return matrix.ccol_indices(), matrix.row_indices(), matrix.values()
-    if not matrix.is_coalesced():  # entries of one place would have to be added up first
+    if not matrix.is_coalesced():  # duplicate entries would have to be summed first
         return None
     row, col = matrix._indices()
     return row, col, matrix._values()
@@ -152,7 +152,7 @@ def _edges(matrix: Any, first: Tensor, second: Tensor, values: Tensor | None) ->
     ones = values is None or bool((values == 1).all())
     return MatrixEdges(
         torch.stack([source.long(), target.long()]),
-        # A copy: what torch hands out may keep the matrix alive.
+        # A copy, because the tensor of values may keep the matrix alive.
         None if ones or values is None else values.clone(),
         cols,
         rows,
@@ -169,12 +169,12 @@ def _edges_for(conv: MessagePassing, matrix: Any) -> MatrixEdges | None:
 def with_plain_edges(
     conv: MessagePassing, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments (x, matrix, ...) of a layer's forward with the edges in place of a matrix that says no more than they do.
+    """Replace the matrix among the arguments (x, matrix, ...) of a layer's forward by its edges, if all entries are one.
 
-    Layers that add self-loops treat those of a matrix in another way than those of edges: it must have none.
+    A matrix with self-loops is not replaced: layers that add self-loops treat those of a matrix differently.
     """
-    given = args[1] if len(args) > 1 else kwargs.get("edge_index")
-    edges = _edges_for(conv, given)
+    matrix = args[1] if len(args) > 1 else kwargs.get("edge_index")
+    edges = _edges_for(conv, matrix)
     if edges is None or edges.values is not None or edges.has_loops or edges.sources != edges.targets:
         return args, kwargs
     if not edges.fits(args[0] if args else kwargs.get("x")):
@@ -184,12 +184,12 @@ def with_plain_edges(
     return args, {**kwargs, "edge_index": edges.edge_index}
 
 
-# What `collect` takes from the entries of a matrix where the layer was not given it.
+# Arguments that `collect` reads from the entries of a matrix if they are not passed.
 _FROM_ENTRIES = ("edge_weight", "edge_attr", "edge_type", "adj_t", "edge_index", "ptr")
 
 
 def propagate_matrix(propagate: Propagate, matrix: Any, kwargs: dict[str, Any]) -> Any:
-    """What `propagate` gives for a graph that is a matrix; None if it is none, or one that the layer has to see to itself."""
+    """Compute `propagate` for a graph that is a matrix; None if it is not a matrix, or the kernels do not support the call."""
     conv = propagate.conv
     edges = _edges_for(conv, matrix)
     if edges is None:
@@ -203,8 +203,8 @@ def propagate_matrix(propagate: Propagate, matrix: Any, kwargs: dict[str, Any]) 
         if weighted or not edges.fits(x) or not _is_product(conv, message, reduce):
             return None
         return _multiply(propagate, reduce, edges, x if isinstance(x, Tensor) else x[0], kwargs)
-    own = {name for name in conv._user_args if kwargs.get(name) is None}
-    if conv.fuse or edges.values is not None or own.intersection(_FROM_ENTRIES):
+    missing = {name for name in conv._user_args if kwargs.get(name) is None}
+    if conv.fuse or edges.values is not None or missing.intersection(_FROM_ENTRIES):
         return None
     return propagate(edges.edge_index, size=(edges.sources, edges.targets), **kwargs)
 
@@ -226,7 +226,7 @@ _products: weakref.WeakKeyDictionary[MessagePassing, bool] = weakref.WeakKeyDict
 
 
 def _is_product(conv: MessagePassing, message: Message, reduce: str) -> bool:
-    """Whether `message_and_aggregate` of a layer is the product of the matrix with the features, and nothing else."""
+    """Return whether `message_and_aggregate` of a layer is the product of the matrix with the features, and nothing else."""
     known = _products.get(conv)
     if known is None:
         known = _products[conv] = any(_multiplies(conv, message, reduce, pair) for pair in (False, True))

@@ -1,4 +1,4 @@
-"""What a layer computes in `message`, found by watching it: the features of the source node, as they are or times a weight."""
+"""The message of a layer, read by tracing its `message`: the features of the source node, optionally times a weight."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _RESHAPES = (torch.ops.aten.view.default, torch.ops.aten.unsqueeze.default)
 
 @dataclass(frozen=True)
 class Message:
-    """message(x_j, weight) = x_j, times weight per edge (and head) if there is one.
+    """message(x_j, weight) = x_j, times the weight per edge (and head) if there is one.
 
     Attributes:
         features: the argument of `propagate` whose rows of the source nodes are the message.
-        weight: the argument that they are multiplied by, or None.
-        copies: whether the message is x_j itself where the weight is None.
+        weight: the argument that multiplies the features, or None.
+        copies: whether the message is x_j itself if the weight is None.
         heads: whether features are [nodes, heads, features of a head] and weights [edges, heads].
     """
 
@@ -33,15 +33,15 @@ class Message:
     heads: bool
 
 
-# Of an op that was called: itself, its arguments, and its output.
+# An op that was called, its arguments, and its output.
 OpCall = tuple[Any, tuple[Any, ...], Any]
 
 
 def read_message(conv: nn.Module, names: list[str]) -> Message | None:
-    """What `conv.message`, which takes arguments of these names, computes; None if it is something else.
+    """Return the `Message` that `conv.message` computes from arguments of these names; None if it computes anything else.
 
-    The function is watched, not tested by its values: a factor that happens to be 1 now would not be found. It must do the
-    same in training mode and out of it.
+    The function is traced, because values do not show a factor that happens to be 1. It must compute the same in training and eval
+    mode.
     """
     sources = [name for name in names if name.endswith("_j")]
     others = [name for name in names if name not in sources]
@@ -53,7 +53,7 @@ def read_message(conv: nn.Module, names: list[str]) -> Message | None:
 
 
 def _read_in_mode(conv: nn.Module, training: bool, source: str, others: list[str]) -> Message | None:
-    # A copy that shares the weights: the layer itself may be serving.
+    # A copy that shares the weights, since other threads may call the layer.
     shared = {id(tensor): tensor for tensor in (*conv.parameters(), *conv.buffers())}
     return _read(copy.deepcopy(conv, shared).train(training), source, others)
 
@@ -72,7 +72,7 @@ def _read(conv: nn.Module, source: str, others: list[str]) -> Message | None:
 
 
 def watch(message: Callable[..., Any], arguments: dict[str, Any]) -> tuple[Any, list[OpCall]] | None:
-    """What a method of a layer gives, and the ops that it calls; None if it raises something."""
+    """Return the output of a method of a layer and the ops that it calls; None if it raises an exception."""
     calls: list[OpCall] = []
 
     def note(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -83,7 +83,7 @@ def watch(message: Callable[..., Any], arguments: dict[str, Any]) -> tuple[Any, 
     try:
         with torch.no_grad(), AroundOps(note):
             return message(**arguments), calls
-    except Exception:  # unknown code: whatever it raises, it is not the message that was looked for
+    except Exception:  # unknown code may raise anything; then it is not a supported message
         return None
 
 
@@ -95,7 +95,7 @@ def _is_copy(message: Callable[..., Any], arguments: dict[str, Any], features: T
 def _is_product(
     message: Callable[..., Any], features: Tensor, source: str, weight: Tensor, name: str
 ) -> bool:
-    """Whether exactly one multiplication happens, of the features with the weight in another shape."""
+    """Return whether `message` is exactly one multiplication, of the features with the weight in another shape."""
     seen = watch(message, {source: features, name: weight})
     if seen is None or not seen[1]:
         return False

@@ -1,8 +1,8 @@
 """PNAConv: all aggregates of a node's neighbors from one read of their rows. Corso et al. 2020, arXiv:2004.05718.
 
-The first layer of its `pre_nns` sees cat(x_i, x_j, e_ij). Its weight is split in three, and each part multiplied once per node (or
-edge), which the layer itself does per edge. The first layer of its `post_nns` sees every aggregate times every scale of the degree.
-Scales are factors of whole rows, so that the aggregates are multiplied by the weights first and what comes out is scaled.
+The input of the first layer of `pre_nns` is cat(x_i, x_j, e_ij). Its weight is split in three, and each part is multiplied once per
+node or edge, instead of once per edge as in the layer itself. The input of the first layer of `post_nns` is every aggregate times
+every scale of the degree. Scales are factors of whole rows, so the aggregates are multiplied by the weights first, then scaled.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from hf_cpu_accel.ops.messages.messages import edge_messages, message_reduce
 def pna(
     conv: PNAConv, propagate: FastPropagate, x: Any, edge_index: Any, edge_attr: Tensor | None = None
 ) -> Any:
+    """Compute PNAConv; NotImplemented for calls that the kernels do not support."""
     names = propagate.reduction.names
     if not isinstance(x, Tensor) or (edge_attr is None) != (conv.edge_dim is None):
         return NotImplemented
@@ -38,8 +39,8 @@ def pna(
     scales = degree_scales(conv.aggr_module, adjacency.rowptr.diff(), x.dtype)
     outputs = []
     for tower, network in enumerate(conv.post_nns):
-        own = x[:, tower * conv.F_in : (tower + 1) * conv.F_in] if conv.divide_input else x
-        hidden = _scaled_linear(network[0], own, reduced[:, :, tower].flatten(1), scales)
+        part = x[:, tower * conv.F_in : (tower + 1) * conv.F_in] if conv.divide_input else x
+        hidden = _scaled_linear(network[0], part, reduced[:, :, tower].flatten(1), scales)
         outputs.append(network[1:](hidden) if len(network) > 1 else hidden)
     return conv.lin(torch.cat(outputs, dim=1) if len(outputs) > 1 else outputs[0])
 
@@ -47,7 +48,7 @@ def pna(
 def _aggregates(
     conv: PNAConv, adjacency: Adjacency, x: Tensor, edge_attr: Tensor | None, names: tuple[str, ...]
 ) -> Tensor:
-    """[nodes, aggregates, towers, F_in]"""
+    """Return the aggregates of the messages, [nodes, aggregates, towers, F_in]."""
     parts = _message_parts(conv, x, edge_attr)
     target, source, edge = parts
     shared: dict[str, Any] = {"target": target, "edge": edge, "order": adjacency.order}
@@ -68,7 +69,7 @@ def _aggregates(
 def _message_parts(
     conv: PNAConv, x: Tensor, edge_attr: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """What the first layers of all towers make of the targets, the sources and the edges: [.., towers * F_in] each."""
+    """Return the outputs of the first layers of all towers for the targets, the sources and the edges: [.., towers * F_in] each."""
     width = conv.F_in
     firsts = [network[0] for network in conv.pre_nns]
     weight = torch.stack([linear.weight for linear in firsts]) if len(firsts) > 1 else firsts[0].weight[None]
@@ -84,10 +85,10 @@ def _message_parts(
     return parts[0] + bias, parts[1], edge
 
 
-def _scaled_linear(linear: nn.Linear, own: Tensor, aggregates: Tensor, scales: list[Tensor | None]) -> Tensor:
-    """linear(cat(own, scales[0] * aggregates, scales[1] * aggregates, ..))"""
-    weights = linear.weight.split([own.shape[1], *[aggregates.shape[1]] * len(scales)], dim=1)
-    output = F.linear(own, weights[0], linear.bias)
+def _scaled_linear(linear: nn.Linear, x: Tensor, aggregates: Tensor, scales: list[Tensor | None]) -> Tensor:
+    """Compute linear(cat(x, scales[0] * aggregates, scales[1] * aggregates, ..))."""
+    weights = linear.weight.split([x.shape[1], *[aggregates.shape[1]] * len(scales)], dim=1)
+    output = F.linear(x, weights[0], linear.bias)
     for weight, scale in zip(weights[1:], scales, strict=True):
         if scale is None:
             output = torch.addmm(output, aggregates, weight.t())

@@ -1,4 +1,4 @@
-"""`FastPool`: what stands in front of an aggregation that a model calls itself, to make one row per graph of those of its nodes."""
+"""`FastPool`: the replacement of an aggregation module that pools the nodes of each graph."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from hf_cpu_accel.ops.sparse import KERNEL_DTYPES
 
 
 class FastPool:
-    """Called in place of `module.forward`, which stays on the class.
+    """Replaces `module.forward`, which stays on the class.
 
     Attributes:
-        served: how many calls were ours, without those from compiled code.
+        served: the number of calls that ran the kernels, without calls from compiled code.
     """
 
     def __init__(self, module: Aggregation, reduction: Reduction) -> None:
@@ -57,7 +57,7 @@ class FastPool:
             return None
         try:
             rows = Adjacency(index, torch.arange(len(index)), groups, len(index))
-        except RuntimeError:  # a group that is not there: the module says so
+        except RuntimeError:  # an index is out of range: the module raises its own error
             return None
         if not torch.compiler.is_compiling():
             self.served += 1

@@ -1,8 +1,9 @@
-"""`FastPropagate`: what stands in front of a layer's `propagate`.
+"""`FastPropagate`: the replacement of a layer's `propagate`.
 
-Messages that are rows of the source nodes, weighted or not, are never written down: they are summed as they are read (spmm_reduce).
-Other messages are made by the layer's own `message`, and only their reduction is ours. Whatever else a layer was asked for (hooks,
-explanations, sparse inputs, other devices) goes to its own `propagate`.
+- Messages that are rows of the source nodes, weighted or not, are summed as they are read (spmm_reduce), without a tensor of
+  messages.
+- Other messages are computed by the layer's own `message`, and reduced by the kernels.
+- Calls with hooks, explanations, sparse inputs or other devices run the layer's own `propagate`.
 """
 
 from __future__ import annotations
@@ -24,30 +25,30 @@ from hf_cpu_accel.ops.derivatives import needs_gradient
 from hf_cpu_accel.ops.sparse import Transposed, spmm_reduce
 
 FEWEST_VALUES = 1 << 16
-"""Messages of fewer numbers than that are left to the layer: to sort their edges takes as long as it saves."""
+"""The layer itself computes messages of fewer numbers, because sorting their edges takes as long as it saves."""
 
 
 def is_small(edge_index: Any, features: int) -> bool:
-    """Whether the messages are too few to gain anything. Compiled code serves graphs of all sizes alike."""
+    """Return whether there are too few messages for a speedup. False in compiled code, which runs graphs of all sizes."""
     if torch.compiler.is_compiling() or not isinstance(edge_index, Tensor):
         return False
     return edge_index.shape[-1] * features < FEWEST_VALUES
 
 
 def keeps_dtype(weight: Tensor, x: Tensor) -> bool:
-    """Whether x [N, ...] times weights of its rows has the dtype of x, as outputs of our ops have."""
+    """Return whether x [N, ...] times `weight` has the dtype of x, like the outputs of the ops."""
     return torch.promote_types(weight.dtype, x.dtype) is x.dtype
 
 
 def is_small_step(conv: MessagePassing, edge_index: Any, x: Tensor) -> bool:
-    """Whether a gradient will be asked for of so few messages that recording our ops takes longer than they save."""
+    """Return whether autograd records a step with so few messages that recording the ops takes longer than they save."""
     return is_small(edge_index, x.shape[-1]) and needs_gradient(x, *conv.parameters())
 
 
 def adjacency_of(
     conv: MessagePassing, edge_index: Tensor, targets: int, sources: int, loops: int = -1
 ) -> Adjacency | None:
-    """The edges by target, or None if they refer to nodes that are not there: the layer's own path then says so."""
+    """Return the adjacency, or None if an index is out of range: then the layer itself raises its error."""
     try:
         return adjacencies.get(edge_index, conv.flow, targets, sources, loops)
     except RuntimeError:
@@ -55,14 +56,14 @@ def adjacency_of(
 
 
 def transposed_if(adjacency: Adjacency, *learned: Tensor | None) -> Transposed | None:
-    """The transposed graph if a gradient of one of these will be asked for."""
+    """Return the transposed graph if autograd records one of these tensors, else None."""
     return adjacency.transposed() if needs_gradient(*learned) else None
 
 
 def aggregate(
     adjacency: Adjacency, x: Tensor, reduce: str, value: Tensor | None = None, **epilogue: Any
 ) -> Tensor:
-    """`spmm_reduce` of x [N, ...] over the graph; the transposed graph is there if a gradient will be asked for."""
+    """Compute `spmm_reduce` of x [N, ...] over the graph, with the transposed graph if autograd records x."""
     flat = x if x.dim() == 2 else x.flatten(1)
     output = spmm_reduce(
         adjacency.rowptr,
@@ -77,15 +78,15 @@ def aggregate(
 
 
 class FastPropagate:
-    """Called in place of `conv.propagate`, which stays on the class.
+    """Replaces `conv.propagate`, which stays on the class.
 
     Attributes:
-        message: what the layer's messages are, None if only its own `message` knows.
-        reduction: how they are reduced.
-        compute: takes the layer, the edges, their size and the arguments of its `propagate`, and gives what it returns; None for
-            layers whose message and reduction say it all. It may return None for a call that it does not serve.
-        reduce: the name of the reduction, if it is one that `spmm_reduce` has.
-        served: how many calls were ours, without those from compiled code.
+        message: the layer's message, or None if only its own `message` can compute it.
+        reduction: the reduction of the messages.
+        compute: a function of the layer, the edges, their size and the arguments of `propagate`, which returns the output of
+            `propagate`, or None for calls that it does not support. None for layers described by message and reduction.
+        reduce: the name of the reduction if `spmm_reduce` has it, else None.
+        served: the number of calls that ran the kernels, without calls from compiled code.
     """
 
     def __init__(
@@ -120,7 +121,7 @@ class FastPropagate:
         return self._stock(edge_index, size=size, **kwargs) if output is None else output
 
     def count(self) -> None:
-        """One more call was ours. Compiled code would be made anew for each number that it sees."""
+        """Count a call that ran the kernels. Not in compiled code, which would be recompiled for each count."""
         if not torch.compiler.is_compiling():
             self.served += 1
 
@@ -128,7 +129,7 @@ class FastPropagate:
         return type(self.conv).propagate(self.conv, edge_index, *args, **kwargs)
 
     def _sizes(self, edge_index: Tensor, size: Any, kwargs: dict[str, Any]) -> tuple[int, int] | None:
-        """(targets, sources) as the layer's `collect` infers them; None where it would have to read the edges."""
+        """Return (targets, sources) as the layer's `collect` infers them; None where it would have to read the edges."""
         conv = self.conv
         sizes = conv._check_input(edge_index, size)
         for name in conv._user_args:
@@ -184,7 +185,7 @@ class FastPropagate:
         return self.update(aggregate(adjacency, x, self.reduce, value), kwargs)
 
     def _reduce(self, adjacency: Adjacency, rows: Tensor, x: Tensor, transposed: Transposed | None) -> Tensor:
-        """All reductions of those rows of x that the entries of the graph refer to."""
+        """Return all reductions of the rows of x that the entries of the graph refer to."""
         self.count()
         return self.reduction.of_rows(adjacency.rowptr, rows, x, transposed)
 
@@ -212,6 +213,6 @@ class FastPropagate:
         return conv.update(output, **conv.inspector.collect_param_data("update", collected))
 
     def update(self, output: Tensor, kwargs: dict[str, Any]) -> Tensor:
-        """What the layer makes of the reduced messages [N, ...]: its own `update` with those of `kwargs` that it takes."""
+        """Run the layer's own `update` on the reduced messages [N, ...], with the `kwargs` that it accepts."""
         names = self.conv.inspector.get_param_names("update")
         return self.conv.update(output, **{name: kwargs[name] for name in names})

@@ -1,4 +1,4 @@
-"""What an aggregation module of PyTorch Geometric computes: names of the op `message_reduce`, and what becomes of them."""
+"""The reductions of an aggregation module of PyTorch Geometric, as names of the op `message_reduce`."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _NAMES: dict[type[nn.Module], str] = {
 
 @dataclass(frozen=True)
 class Reduction:
-    """The reductions of a layer's messages, and what makes one tensor of them.
+    """The reductions of a layer's messages, and the module that combines them into one tensor.
 
     Attributes:
-        names: as `message_reduce` knows them, each once.
-        module: combines the reductions, and scales them by degree; None where there is one.
+        names: the names in `message_reduce`, without duplicates.
+        module: combines the reductions, and scales them by degree; None for a single reduction.
     """
 
     names: tuple[str, ...]
@@ -36,7 +36,7 @@ class Reduction:
 
     @property
     def plain(self) -> str | None:
-        """The one reduction if it is one that `spmm_reduce` has."""
+        """The name of the single reduction if `spmm_reduce` has it, else None."""
         return (
             self.names[0] if self.module is None and self.names[0] in ("sum", "mean", "min", "max") else None
         )
@@ -47,11 +47,15 @@ class Reduction:
         return "message_reduce" if self.plain is None else "spmm_reduce"
 
     def of_rows(self, rowptr: Tensor, rows: Tensor, x: Tensor, transposed: Transposed | None) -> Tensor:
-        """[nodes, ..., features] reductions of the rows of x [N, ..., K] that each node refers to.
+        """Reduce the rows of x that each node refers to.
 
         Args:
             rowptr, rows: int32 [nodes + 1] and [entries], a CSR without values.
-            transposed: the CSR of the columns, if a gradient for x will be asked for.
+            x: [N, ..., K].
+            transposed: the transposed CSR if autograd records x, else None.
+
+        Returns:
+            [nodes, ..., features].
         """
         flat = x if x.dim() == 2 else x.flatten(1)
         if self.plain is not None:
@@ -62,7 +66,7 @@ class Reduction:
         return self.combine(list(outputs), rowptr.diff())
 
     def combine(self, outputs: list[Tensor], degree: Tensor) -> Tensor:
-        """What the module makes of the reductions, each [nodes, ..., features]; degree is int32 [nodes]."""
+        """Combine the reductions, each [nodes, ..., features], into the module's output; degree is int32 [nodes]."""
         if self.module is None:
             return outputs[0]
         if not isinstance(self.module, aggr.DegreeScalerAggregation):
@@ -80,14 +84,14 @@ class Reduction:
 def _combine_inner(module: nn.Module, names: tuple[str, ...], outputs: list[Tensor]) -> Tensor:
     if not isinstance(module, aggr.MultiAggregation):
         return outputs[0]
-    known = dict(zip(names, outputs, strict=True))
-    return module.combine([known[_NAMES[type(part)]] for part in module.aggrs])
+    by_name = dict(zip(names, outputs, strict=True))
+    return module.combine([by_name[_NAMES[type(part)]] for part in module.aggrs])
 
 
 def degree_scales(
     module: aggr.DegreeScalerAggregation, degree: Tensor, dtype: torch.dtype
 ) -> list[Tensor | None]:
-    """The factor of each node, per scaler of `module`; None for one that leaves everything as it is.
+    """Return the factor of each node for each scaler of `module`; None for the identity.
 
     Corso et al. 2020, arXiv:2004.05718: the logarithm of the degree over its mean in the training set, and its inverse.
     """
@@ -104,7 +108,7 @@ def degree_scales(
 
 
 def read_reduction(module: nn.Module | None) -> Reduction | None:
-    """The reductions that `module` makes; None if it makes others, or changes their gradients."""
+    """Return the reductions of `module`; None if it has others, or changes their gradients."""
     names = _names_of(module)
     if names is None:
         return None
@@ -113,11 +117,11 @@ def read_reduction(module: nn.Module | None) -> Reduction | None:
 
 def _names_of(module: Any) -> tuple[str, ...] | None:
     if type(module) is aggr.DegreeScalerAggregation:
-        known = all(
+        supported = all(
             name in ("identity", "amplification", "attenuation", "linear", "inverse_linear")
             for name in module.scaler
         )
-        return _names_of(module.aggr) if known else None
+        return _names_of(module.aggr) if supported else None
     parts = list(module.aggrs) if type(module) is aggr.MultiAggregation else [module]
     names = []
     for part in parts:

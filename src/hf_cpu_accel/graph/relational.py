@@ -1,4 +1,4 @@
-"""Forwards of RGCNConv: each relation is aggregated where it has edges, and only those rows are multiplied by its weight.
+"""Forwards of RGCNConv: each relation is aggregated only for targets with edges, and only those rows are multiplied by its weight.
 
 Schlichtkrull et al. 2018, arXiv:1703.06103.
 """
@@ -19,21 +19,23 @@ from hf_cpu_accel.ops.segment_matmul import segment_matmul
 from hf_cpu_accel.ops.sparse import KERNEL_DTYPES, spmm_reduce
 
 
-@torch.compiler.disable(reason="how many edges a relation has is data")
+@torch.compiler.disable(reason="the number of edges of a relation depends on data")
 def rgcn(
     conv: RGCNConv, propagate: FastPropagate, x: Any, edge_index: Any, edge_type: Tensor | None = None
 ) -> Any:
+    """Compute RGCNConv; NotImplemented for calls that the kernels do not support."""
     output = _relational(conv, propagate, x, edge_index, edge_type)
     if output is NotImplemented:
         return output
-    # The layer starts from zeros in the default dtype, to which whatever is added is promoted.
+    # The layer adds to zeros in the default dtype, which promotes the result.
     return output.to(torch.promote_types(torch.get_default_dtype(), output.dtype))
 
 
-@torch.compiler.disable(reason="how many edges a relation has is data")
+@torch.compiler.disable(reason="the number of edges of a relation depends on data")
 def fast_rgcn(
     conv: FastRGCNConv, propagate: FastPropagate, x: Any, edge_index: Any, edge_type: Tensor | None = None
 ) -> Any:
+    """Compute FastRGCNConv; NotImplemented for calls that the kernels do not support."""
     if propagate.reduce not in ("sum", "mean"):
         return NotImplemented
     conv.fuse = False
@@ -57,7 +59,9 @@ def _relational(
     if conv.weight.dtype not in KERNEL_DTYPES or (not embeds and source.dtype is not conv.weight.dtype):
         return NotImplemented
     if conv.flow == "target_to_source" and len(source) != len(target):
-        return NotImplemented  # the layer gives its sizes by source and target, which it then finds reversed
+        return (
+            NotImplemented  # the layer passes its sizes as (source, target), which are reversed in this flow
+        )
     if not fits_size(conv, edge_index, len(target), len(source)):
         return NotImplemented
     if edge_type.shape != edge_index.shape[1:] or (embeds and conv.num_blocks is not None):
@@ -67,7 +71,7 @@ def _relational(
         return NotImplemented
     try:
         by_type = relations.get(adjacency, edge_type, conv.num_relations)
-    except RuntimeError:  # types that are not there: the layer ignores such edges, or says so
+    except RuntimeError:  # types out of range: the layer ignores such edges, or raises its own error
         return NotImplemented
     messages = _embedded(conv, reduce, by_type, source) if embeds else _mapped(conv, reduce, by_type, source)
     addend = None if conv.root is None else conv.root[target] if embeds else target @ conv.root
@@ -84,21 +88,21 @@ def _relational(
 
 
 def _weight(conv: RGCNConv) -> Tensor:
-    """[relations, in, out], or [relations, blocks, in of a block, out of a block]."""
+    """Return the weights [relations, in, out], or [relations, blocks, in of a block, out of a block]."""
     if conv.num_bases is None:
         return conv.weight
     return (conv.comp @ conv.weight.flatten(1)).view(conv.num_relations, *conv.weight.shape[1:])
 
 
 def _mapped(conv: RGCNConv, reduce: str, by_type: Relations, source: Tensor) -> Tensor:
-    """[pairs, out]"""
+    """Return the messages of the pairs, [pairs, out]."""
     turned = by_type.transposed() if needs_gradient(source) else None
     reduced = spmm_reduce(by_type.rowptr, by_type.col, None, source, reduce, transposed=turned)
     return segment_matmul(reduced, by_type.ends, _weight(conv))
 
 
 def _embedded(conv: RGCNConv, reduce: str, by_type: Relations, nodes: Tensor) -> Tensor:
-    """[pairs, out] where x are numbers of nodes: each relation has a row of its own for every node."""
+    """Return the messages of the pairs, [pairs, out], where x are node numbers: each relation has a row for every node."""
     weight = _weight(conv)
     row = by_type.relation * weight.shape[1] + nodes.index_select(0, by_type.col)
     return spmm_reduce(by_type.rowptr, row.int(), None, weight.flatten(0, 1), reduce)

@@ -1,4 +1,4 @@
-"""`Relations`: the edges of a graph by type and target, for layers that aggregate each type of edge on its own."""
+"""`Relations`: the edges of a graph by type and target, for layers that aggregate each type of edge separately."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from hf_cpu_accel.ops.sparse_reference import row_of_edge
 
 
 class Relations:
-    """Pairs of a relation and a target that an edge of this relation points to, in the order of relations, then of targets.
+    """Pairs of a relation and a target with an edge of this relation, sorted by relation, then by target.
 
-    There are at most as many pairs as edges, where relations x targets would mostly be empty.
+    There are at most as many pairs as edges, while most of relations x targets would be empty.
 
     Attributes:
         rowptr, col: the CSR of the edges by pair; col are sources.
-        relation: [edges] int64, that of each entry.
-        ends: after how many pairs each relation ends.
+        relation: [edges] int64, the relation of each entry.
+        ends: the index of the pair after the last one of each relation.
         target_rowptr, target_pairs: the CSR of the pairs by target.
     """
 
@@ -29,7 +29,7 @@ class Relations:
         self.sources = adjacency.sources
         types = edge_type.index_select(0, adjacency.order)
         targets = row_of_edge(adjacency.rowptr, len(types))
-        # The entries are in the order of targets already, and sorting is stable.
+        # The entries are already sorted by target, and the sort is stable.
         bounds, target, order = coo_to_csr(types, targets.to(types.dtype), count, adjacency.targets)
         self.col = adjacency.col.index_select(0, order)
         self.relation = types.index_select(0, order).long()
@@ -46,25 +46,25 @@ class Relations:
         self._transposed: Transposed | None = None
 
     def transposed(self) -> Transposed:
-        """The CSR of the edges by source."""
+        """Return the CSR of the edges by source."""
         if self._transposed is None:
             self._transposed = csr_transpose(self.rowptr, self.col, self.sources)
         return self._transposed
 
     def by_pair(self) -> Transposed:
-        """The transposed matrix of the pairs by target: pair p goes to its target."""
+        """Return the transposed matrix of the pairs by target: pair p belongs to its target."""
         every = torch.arange(len(self._target) + 1, dtype=torch.int32)
         return every, self._target, every[:-1]
 
 
 class RelationsCache:
-    """The relations of each adjacency, for the last tensor of types that was used with it."""
+    """A cache of the relations of each adjacency, for the last tensor of types used with it."""
 
     def __init__(self) -> None:
         self._known: WeakKeyDictionary[Adjacency, Memo] = WeakKeyDictionary()
 
     def get(self, adjacency: Adjacency, edge_type: Tensor, count: int) -> Relations:
-        """Relations below `count`.
+        """Return the relations of a graph with `count` types of edges.
 
         Raises:
             RuntimeError: a type is negative or not below `count`.

@@ -1,4 +1,4 @@
-"""What `torch.jit.script` compiles of an accelerated layer: the layer as it was, since TorchScript knows functions only."""
+"""The original layer for `torch.jit.script`, because TorchScript cannot compile the replaced forward and propagate."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class StockForScript:
         self.conv = conv
 
     def __call__(self) -> MessagePassing:
-        """The layer with its own forward and propagate, on the same parameters."""
+        """Return a copy of the layer with its own forward and propagate, on the same parameters."""
         stock = copy.copy(self.conv)
         for attribute in ("forward", "propagate", self.name):
             vars(stock).pop(attribute, None)

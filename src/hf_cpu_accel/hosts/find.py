@@ -35,8 +35,8 @@ def find(target: object) -> tuple[Root, ...]:
     """
     if isinstance(target, torch.jit.ScriptModule):
         raise TypeError(
-            "target is compiled by TorchScript, which runs what it was then; "
-            "accepted: the module from before torch.jit.script or torch.jit.trace"
+            "target is compiled by TorchScript and cannot be changed; "
+            "pass the module as it was before torch.jit.script or torch.jit.trace"
         )
     optimum = sys.modules.get(_OPTIMUM)
     for roots_of in _HOSTS if optimum is None else (optimum.roots, *_HOSTS):
@@ -45,7 +45,7 @@ def find(target: object) -> tuple[Root, ...]:
             return roots
     if isinstance(target, nn.Module):
         return (Root(target, "torch", (target,)),)
-    raise TypeError(f"target is {_describe(target)}; accepted: {ACCEPTED}")
+    raise TypeError(f"target is {_describe(target)}; expected {ACCEPTED}")
 
 
 def _describe(target: object) -> str:

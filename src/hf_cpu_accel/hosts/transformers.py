@@ -24,7 +24,7 @@ def roots(target: object) -> tuple[Root, ...] | None:
         inner = model if isinstance(model, nn.Module) else getattr(model, "model", None)
         if not isinstance(inner, nn.Module):
             raise TypeError(
-                f"target.model is a {type(model).__name__}; accepted: a pipeline with a torch model"
+                f"target.model is a {type(model).__name__}; expected a pipeline with a PyTorch model"
             )
         return (Root(inner, "transformers", (inner,)),)
     if isinstance(target, nn.Module) and isinstance(target, pretrained_models()):

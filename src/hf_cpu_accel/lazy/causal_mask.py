@@ -90,12 +90,12 @@ def causal_mask(
     """
     if q_offset + q_len != kv_offset + kv_len:
         raise ValueError(
-            f"q_offset={q_offset}: {q_len} queries there do not end with the keys, {kv_offset} + {kv_len}"
+            f"q_offset={q_offset}: the last of {q_len} queries must be at the last key, position {kv_offset + kv_len - 1}"
         )
     if padding is not None:
         if padding.shape != (batch, kv_offset + kv_len):
             raise ValueError(
-                f"padding of shape {tuple(padding.shape)}: must be {(batch, kv_offset + kv_len)}, all positions so far"
+                f"padding of shape {tuple(padding.shape)}: must be {(batch, kv_offset + kv_len)}, all positions up to the last key"
             )
         if padding.all():
             padding = None

@@ -149,8 +149,8 @@ class VersionGuard:
         """
         if self._version is not None and self._tensor._version != self._version:
             raise RuntimeError(
-                f"the input of a {self._layer}, or what was added to its output, was written to before its output was read: "
-                f"restore the model, or accelerate it with skip_modules naming that {self._layer}"
+                f"the input of a {self._layer}, or the tensor added to its output, was written to before its output was read; "
+                f"call hf_cpu_accel.restore(model), or name that {self._layer} in skip_modules"
             )
         return self._tensor
 

@@ -119,5 +119,6 @@ def _view(values: Tensor) -> LazyWeight:
 
 def read_only() -> RuntimeError:
     return RuntimeError(
-        "the weight of an accelerated layer is packed and read-only: call hf_cpu_accel.restore, write to it, and accelerate again"
+        "the weight of an accelerated layer is packed and read-only; call hf_cpu_accel.restore(model), change the weight, and "
+        "accelerate the model again"
     )

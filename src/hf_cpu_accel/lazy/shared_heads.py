@@ -57,7 +57,8 @@ class KeptHeads:
             states.tensor  # noqa: B018 (has the layer run)
         if self.heads is None:
             raise RuntimeError(
-                "keys and values of a layer were read whose hidden states had been dropped: call the model again, or restore it"
+                "the keys and values of a layer were read after its hidden states were dropped; call the model again, or "
+                "hf_cpu_accel.restore(model)"
             )
         return self.heads
 

@@ -57,7 +57,9 @@ def _compare_one(output: Tensor, reference: Tensor) -> Agreement:
     if ours.numel() == 0:
         return Agreement(1.0, 0.0)
     if not bool(torch.isfinite(truth).all()):
-        raise ValueError("the reference output holds NaN or infinity; nothing can be measured against it")
+        raise ValueError(
+            "the reference output holds NaN or infinity; use an input for which the reference is finite"
+        )
     if not bool(torch.isfinite(ours).all()):
         return Agreement(-1.0, math.inf)
     width = ours.shape[-1] if ours.ndim else 1

@@ -53,7 +53,9 @@ class Choice:
         choice = cls(**{**fields, "dtypes": tuple((path, dtype) for path, dtype in fields["dtypes"])})
         for name, kind in _KINDS.items():
             if not isinstance(getattr(choice, name), kind):
-                raise TypeError(f"{name}={getattr(choice, name)!r}")
+                raise TypeError(
+                    f"{name}={getattr(choice, name)!r}: expected {getattr(kind, '__name__', 'a number')}"
+                )
         return choice
 
     @property

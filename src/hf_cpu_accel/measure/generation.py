@@ -73,12 +73,12 @@ def generate(model: PreTrainedModel, inputs: Mapping[str, Tensor], new: int) -> 
     Raises RuntimeError if another number of tokens arrived: the times would be those of something else.
     """
     if new < 2:
-        raise ValueError(f"new={new}: two tokens are the fewest that have a time between them")
+        raise ValueError(f"new={new}: expected at least 2, since times between tokens are measured")
     clock = TokenClock()
     generate_tokens: Any = model.generate
     with torch.inference_mode():
         start = time.perf_counter()
         generate_tokens(**inputs, max_new_tokens=new, streamer=clock)
     if len(clock.times) != new:
-        raise RuntimeError(f"{len(clock.times)} tokens arrived, {new} were asked for")
+        raise RuntimeError(f"{len(clock.times)} tokens were generated, expected {new}")
     return Generated(clock.times[0] - start, tuple(b - a for a, b in pairwise(clock.times)))

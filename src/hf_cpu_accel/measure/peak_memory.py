@@ -55,5 +55,5 @@ def _status_bytes(field: str) -> int:
     status = (_PROC / "status").read_text()
     found = re.search(rf"^{field}:\s+(\d+) kB", status, re.MULTILINE)
     if found is None:
-        raise RuntimeError(f"/proc/self/status has no field {field}: this kernel does not count memory")
+        raise RuntimeError(f"/proc/self/status has no field {field}; this kernel does not report peak memory")
     return int(found.group(1)) * 1024

@@ -1,6 +1,6 @@
-"""The ops behind everything: `torch.ops.hf_cpu_accel.*`. One file per family: function, reference, fake kernel.
+"""The ops `torch.ops.hf_cpu_accel.*`. One file per family: function, reference, fake kernel.
 
-All families are declared as soon as one is imported, so that every op exists, with the C++ library or without.
+Importing one family declares all of them, so every op exists, with or without the C++ library.
 """
 
 from hf_cpu_accel.ops import (

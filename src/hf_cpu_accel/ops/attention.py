@@ -1,7 +1,7 @@
 """attention: softmax(scale * query key^T + mask) value, without a score matrix in memory.
 
-Flash attention (Dao et al. 2022, arXiv:2205.14135): blocks of keys pass by with a running maximum and sum per query row. Scores,
-softmax and sums are float32 for every input dtype.
+Flash attention (Dao et al. 2022, arXiv:2205.14135) reads blocks of keys and updates a running maximum and sum per query row.
+Scores, softmax and sums are float32 for every input dtype.
 """
 
 from __future__ import annotations
@@ -28,37 +28,39 @@ def attention(
     window: int | None = None,
     global_keys: int = 0,
 ) -> Tensor:
-    """softmax(scale * query key^T + mask, over the keys) value.
+    """Compute softmax(scale * query key^T + mask) value, with the softmax over the keys.
 
     Args:
-        query: [B, Hq, Lq, D] float32 or bfloat16. Strides are free, so that a transposed view of [B, Lq, Hq * D] costs no copy;
-            only a last dimension that is not dense is copied. The same holds for key and value.
+        query: [B, Hq, Lq, D] float32 or bfloat16, any strides: a transposed view of [B, Lq, Hq * D] is not copied. Only a last
+            dimension that is not dense is copied. The same holds for key and value.
         key: [B, Hkv, Lk, D]; Hq is a multiple of Hkv, query head h uses key head h // (Hq // Hkv).
-        value: [B, Hkv, Lk, Dv]. Key and value may be int8 with four more columns, as caches hold them (ops/kv_cache.py).
+        value: [B, Hkv, Lk, Dv]. Key and value may be int8 with four more columns, the format of int8 caches (ops/kv_cache.py).
         mask: None; bool [B, Lk], key padding, True = attend (padding before and after the text is skipped, not computed); or
             bool or floating (added to the scores), broadcastable to [B, Hq, Lq, Lk].
         is_causal: query i sees the keys <= i + Lk - Lq, aligned to the end of the keys as in transformers.
         scale: factor of the scores, default 1 / sqrt(D).
-        softcap: scores become softcap * tanh(score / softcap), then the mask is added (Gemma 2, arXiv:2408.00118). None: they stay.
-        window: query i sees no keys more than so many before and, if not causal, after key i + Lk - Lq; None: all.
-        global_keys: so many first keys are seen in any case; not if causal (Longformer, Beltagy et al. 2020, arXiv:2004.05150).
+        softcap: replace scores by softcap * tanh(score / softcap) before the mask is added (Gemma 2, arXiv:2408.00118), or None.
+        window: query i sees keys at a distance of at most `window` from key i + Lk - Lq; None for all keys.
+        global_keys: the number of first keys that every query sees beyond its window; requires a window and is_causal=False
+            (Longformer, Beltagy et al. 2020, arXiv:2004.05150).
 
     Returns:
-        [B, Lq, Hq, Dv] contiguous, dtype of the query: ready to be reshaped to [B, Lq, Hq * Dv]. Rows that may attend
-        nothing are 0.
+        [B, Lq, Hq, Dv] contiguous, dtype of the query: ready to be reshaped to [B, Lq, Hq * Dv]. Rows without any key are 0.
 
     Raises:
-        ValueError: if the shapes do not fit, a softcap is not more than 0, a window less than 0, or there are not so many keys.
-        TypeError: if the mask is neither bool nor floating.
+        ValueError: shapes that do not fit, softcap <= 0, window < 0, or more global_keys than keys.
+        TypeError: the mask is neither bool nor floating.
+        RuntimeError: a derivative with respect to an input is computed.
     """
     _check_heads(query, key, value)
     if softcap is not None and not softcap > 0:
-        raise ValueError(f"softcap={softcap}: more than 0, or None")
+        raise ValueError(f"softcap={softcap}: must be positive, or None")
     if window is not None and window < 0:
-        raise ValueError(f"window={window}: 0 or more, or None")
+        raise ValueError(f"window={window}: must be 0 or more, or None")
     if not 0 <= global_keys <= key.shape[2] or (global_keys and (window is None or is_causal)):
         raise ValueError(
-            f"global_keys={global_keys}: 0 to {key.shape[2]}, the number of keys; 0 without a window, and if causal"
+            f"global_keys={global_keys}: must be 0 to {key.shape[2]}, the number of keys, "
+            "and 0 if there is no window or is_causal=True"
         )
     if mask is not None:
         mask = _normal_mask(mask, query, key)
@@ -94,7 +96,7 @@ def _check_heads(query: Tensor, key: Tensor, value: Tensor) -> None:
 
 
 def _normal_mask(mask: Tensor, query: Tensor, key: Tensor) -> Tensor:
-    """The mask in one of the two forms that the op takes, as a view: bool [B, Lk] or [B | 1, Hq | 1, Lq | 1, Lk]."""
+    """Return the mask as a view in one of the forms that the op accepts: bool [B, Lk] or [B | 1, Hq | 1, Lq | 1, Lk]."""
     if mask.dtype != torch.bool and not mask.is_floating_point():
         raise TypeError(
             f"mask of dtype {mask.dtype}: must be bool (True = attend) or floating (added); "
@@ -133,7 +135,7 @@ def attention_reference(
     window: int | None = None,
     global_keys: int = 0,
 ) -> Tensor:
-    """The op in plain torch; float64 inputs are computed in float64, others in float32."""
+    """Compute the op in PyTorch, in float64 for float64 inputs, else in float32."""
     precision = torch.float64 if query.dtype == torch.float64 else torch.float32
     group = query.shape[1] // key.shape[1] if key.shape[1] else 1
     k, v = (from_storage(x, precision).repeat_interleave(group, dim=1) for x in (key, value))

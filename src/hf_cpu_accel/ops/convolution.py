@@ -1,10 +1,9 @@
 """conv2d: activation(convolution(input, weight) + bias + residual), as a GEMM on patches that are gathered while they are packed.
 
-Images have their channels last: the op takes and gives [batch, height, width, channels], which is what torch calls channels_last of
-[batch, channels, height, width], from the other side. A patch is a row of kernel height x kernel width x channels, so its weight is
-packed as that of a linear layer, in any kind that it has: float32, bfloat16, and integers, whose input is quantized by patch. In
-int8, images of 64, 128, ... channels are quantized as a whole instead: each pixel once, and not once for each window that sees it.
-A weight for tiles has 3 x 3 windows computed by tiles of the image, with less than half of the multiplications (winograd.py).
+The op reads and returns images [batch, height, width, channels], the memory order of torch's channels_last. A patch is a row of
+kernel height x kernel width x channels, so the weight is packed as that of a linear layer, in each of its dtypes. With integer
+weights the input is quantized per patch. In int8, images of 64, 128, ... channels are quantized as a whole instead: each pixel
+once. A weight for tiles computes 3 x 3 windows by tiles of the image, with less than half of the multiplications (winograd.py).
 """
 
 from __future__ import annotations
@@ -36,22 +35,23 @@ def conv2d(
     activation: str = "none",
     residual: Tensor | None = None,
 ) -> Tensor:
-    """activation(conv2d(input, weight) + bias + residual), without groups.
+    """Compute activation(conv2d(input, weight) + bias + residual), without groups.
 
     Args:
-        input: [B, C, H, W] float32 or bfloat16; channels_last is read as it is, anything else is brought into that order, unless it
-            has so few channels that its pixels are copied in any case.
-        weight: of `pack_conv2d`, C channels in and N out.
-        bias: [N] float32 or bfloat16.
-        kernel_size: (height, width); stride, padding (zeros) and dilation likewise.
+        input: [B, C, H, W] float32 or bfloat16. channels_last is read without a copy, other orders are converted to it, except
+            images with few channels, whose pixels are copied anyway.
+        weight: from `pack_conv2d`, C input channels and N output channels.
+        bias: [N] float32 or bfloat16, or None.
+        kernel_size, stride, padding, dilation: (height, width) in pixels; padding is zeros.
         activation: one of `ops.linear.ACTIVATIONS`.
-        residual: [B, N, H', W'], added before the activation, as residual networks (He et al. 2015, arXiv:1512.03385) do.
+        residual: [B, N, H', W'], added before the activation as in residual networks (He et al. 2015, arXiv:1512.03385), or None.
 
     Returns:
         [B, N, H', W'] in channels_last, dtype of the input; sums are float32 (int32 for integer weights).
 
     Raises:
-        ValueError: if the shapes do not fit or the activation is unknown.
+        ValueError: the shapes do not fit, or the activation is unknown.
+        RuntimeError: the window is larger than the padded input, or a derivative with respect to an input is computed.
     """
     check_activation(activation)
     height, width = kernel_size
@@ -77,7 +77,7 @@ def conv2d(
 
 
 def out_size(pixels: int, size: int, stride: int, padding: int, dilation: int) -> int:
-    """How often a window of `size` pixels fits into `pixels`."""
+    """Return the output size of a convolution along one side: how often a window of `size` pixels fits into `pixels`."""
     return (pixels + 2 * padding - dilation * (size - 1) - 1) // stride + 1
 
 
@@ -89,7 +89,7 @@ _SCHEMA = (
 
 @by_name(_SCHEMA)
 def conv2d_reference(given: Any) -> Tensor:
-    """The op in plain torch: by tiles, or patches side by side and then `linear_reference`."""
+    """Compute the op in PyTorch: by tiles, or by `linear_reference` on patches."""
     input, weight, scale, bias = given.input, given.weight, given.scale, given.bias
     images = input.permute(0, 3, 1, 2).float()
     if is_of_tiles(weight):
@@ -114,8 +114,8 @@ def _by_patches(images: Tensor, given: Any) -> Tensor:
         given.kernel_size,
         given.out_channels,
     )
-    # Padded before, since `unfold` takes no image without pixels, of which windows may see the zeros around it; and the zeros are
-    # rounded with the image, as they are NaN where a pixel is.
+    # Padded before `unfold`, which rejects images without pixels. And the zeros are rounded with the image: where a pixel is NaN,
+    # they become NaN too.
     rows, columns = given.padding
     images = F.pad(images, (columns, columns, rows, rows))
     if is_of_windows(weight):
@@ -132,12 +132,12 @@ def _by_patches(images: Tensor, given: Any) -> Tensor:
 
 
 def _quantized(images: Tensor) -> Tensor:
-    """Float32 [B, C, H, W] rounded to 8 bits over the range of each image, as values again."""
+    """Return float32 [B, C, H, W] rounded to 8 bits over the range of each image, and dequantized."""
     if images.numel() == 0:
         return images
     low = images.amin(dim=(1, 2, 3), keepdim=True).clamp(max=0)
     step = (images.amax(dim=(1, 2, 3), keepdim=True).clamp(min=0) - low) / 253
-    # NaN anywhere makes all of the image NaN: what is broken stays visible.
+    # NaN anywhere makes all of the image NaN, so that the error stays visible.
     return torch.where(step == 0, images, torch.round(images / torch.where(step == 0, 1.0, step)) * step)
 
 

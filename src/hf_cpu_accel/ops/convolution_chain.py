@@ -1,12 +1,11 @@
-"""convolutions, kept_convolutions: several convolutions with their norms, residuals and activations, and what is between them, in
-one call.
+"""convolutions, kept_convolutions: several convolutions with their norms, residuals, activations and the ops between, in one call.
 
-A residual block (He et al. 2015, arXiv:1512.03385) is three or four of them on images that are small where they have many
-channels: calling each from Python takes as long as half of the arithmetic, and what passes between them need not be wider than what
-they read. Depthwise convolutions (Howard et al. 2017, arXiv:1704.04861) and gates of channels (Hu et al. 2018, arXiv:1709.01507)
-have so little arithmetic that to call them takes longer. Images whose range is known beforehand pass in 8 bits, which int8 weights
-multiply as they are. To look up the arguments of fifty steps takes a tenth of the time of their arithmetic for one small image: the
-library keeps what it has found.
+A residual block (He et al. 2015, arXiv:1512.03385) is three or four convolutions. On small images with many channels, calling each
+from Python takes half as long as the arithmetic. Depthwise convolutions (Howard et al. 2017, arXiv:1704.04861) and channel gates
+(Hu et al. 2018, arXiv:1709.01507) have so little arithmetic that calling them takes longer.
+
+- Intermediate images may be bfloat16, or 8 bits where their range is known beforehand, which int8 weights multiply directly.
+- Reading the arguments of fifty steps takes a tenth of the arithmetic of one small image, so the library stores them.
 """
 
 from __future__ import annotations
@@ -37,10 +36,13 @@ from hf_cpu_accel.ops.registry import declare
 
 @dataclass(frozen=True, eq=False)
 class BoundConvolutions:
-    """Steps as the op takes them: made by `bind`. Copies and pickles are bound anew.
+    """The arguments of the op for a chain of steps, from `bind`. Copies and pickles are bound again.
 
     Attributes:
-        kept: the same in the library, with what it has looked up for the latest inputs; None without a library.
+        parts: the weights, scales, biases and vectors of all steps.
+        layout: the kinds, indices of parts and windows of all steps.
+        narrow: see `bind`.
+        kept: the arguments stored in the library, or None without the library.
     """
 
     parts: list[Tensor]
@@ -64,17 +66,18 @@ _KEPT: WeakValueDictionary[int, BoundConvolutions] = WeakValueDictionary()
 
 
 def bind(steps: Sequence[Step], *, narrow: bool) -> BoundConvolutions:
-    """Look everything up once: a call then passes only lists.
+    """Collect the arguments of the steps once, so that a call passes only lists.
 
     Args:
-        narrow: hand images on from step to step in bfloat16, which is how coarsely bfloat16 and integer weights have them rounded
-            in any case; otherwise in the dtype of the input.
+        steps: the steps in order.
+        narrow: pass images between steps in bfloat16 instead of the dtype of the input. bfloat16 and integer weights round them
+            as coarsely anyway.
 
     Raises:
-        ValueError: no steps, an unknown activation, or a step that reads what only a later one makes.
+        ValueError: no steps, an unknown activation, or a step that reads the output of a later one.
     """
     if not steps:
-        raise ValueError("steps=(): at least one convolution is needed")
+        raise ValueError("steps=(): at least one convolution is required")
     parts: list[Tensor] = []
 
     def place(tensor: Tensor | None) -> int:
@@ -89,7 +92,7 @@ def bind(steps: Sequence[Step], *, narrow: bool) -> BoundConvolutions:
             image = getattr(step, name, None)
             if image is not None and not 0 <= image <= number:
                 raise ValueError(
-                    f"steps[{number}]: {name}={image}: must be one of the images 0 to {number}, made before it"
+                    f"steps[{number}]: {name}={image}: must be one of the images 0 to {number}, computed before this step"
                 )
         if isinstance(step, ConvolutionStep):
             check_activation(step.activation)
@@ -111,14 +114,14 @@ def bind(steps: Sequence[Step], *, narrow: bool) -> BoundConvolutions:
 
 
 def _vectors(step: Step) -> tuple[Tensor | None, Tensor | None]:
-    """What such a step knows of each channel, as its weight and its bias."""
+    """Return the weight and the bias per channel of a step that is not a convolution."""
     if isinstance(step, AffineStep):
         return step.gain.float(), step.shift.float()
     return (torch.tensor(step.numbers, dtype=torch.int32) if isinstance(step, ChannelsStep) else None), None
 
 
 def _images_and_window(step: Step) -> list[int]:
-    """The numbers of the layout from `source` on."""
+    """Return the numbers of the layout from `source` on."""
     one, none = (1, 1), (0, 0)
     residual = getattr(step, "residual", None)
     activation = list(POINTWISE).index(getattr(step, "activation", "none"))
@@ -134,13 +137,18 @@ def _images_and_window(step: Step) -> list[int]:
 
 
 def convolutions(input: Tensor, bound: BoundConvolutions) -> Tensor:
-    """[B, C, H, W] float32 or bfloat16 -> [B, N, H', W'], the output of the last step, in channels_last and the dtype of the input.
+    """Run a chain of steps and return the output of the last one.
 
-    The input is read as it is in channels_last; anything else is brought into that order, unless it has so few channels that its
-    pixels are copied in any case.
+    Args:
+        input: [B, C, H, W] float32 or bfloat16. channels_last is read without a copy, other orders are converted to it, except
+            images with few channels, whose pixels are copied anyway.
+        bound: from `bind`.
+
+    Returns:
+        [B, N, H', W'] in channels_last, dtype of the input.
 
     Raises:
-        RuntimeError: if the shapes do not fit.
+        RuntimeError: the shapes do not fit.
     """
     rows, ops = input.permute(0, 2, 3, 1), torch.ops.hf_cpu_accel
     if (

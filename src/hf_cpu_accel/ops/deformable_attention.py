@@ -2,8 +2,8 @@
 
     output[b, q, h] = sum over points p of weights[b, q, h, p] * value of the point's image at points[b, q, h, p]
 
-A value between pixels is interpolated from the four around it. The centers of the outermost are half a pixel from the border.
-What lies outside of an image is 0, and so are points that are no numbers or infinite. Arithmetic is float32 for every dtype.
+Values between pixels are interpolated bilinearly, with pixel centers half a pixel from the border (align_corners=False). Points
+outside of an image, NaN or infinite give 0. Arithmetic is float32 for every dtype.
 """
 
 from __future__ import annotations
@@ -24,19 +24,21 @@ def deformable_attention(
     points: Tensor,
     weights: Tensor,
 ) -> Tensor:
-    """
+    """Compute the weighted sum of interpolated values at a few points of each image.
+
     Args:
         value: [B, pixels, H, D] float32 or bfloat16, last dimension dense: the pixels of all images, one after another, row by row.
-        shapes: (height, width) of each image.
-        counts: how many points each image has for a head of a query, their sum being N.
+        shapes: (height, width) of each image in pixels.
+        counts: the number of points in each image per query and head; the sum is N.
         points: [B, Q, H, N, 2] float32, contiguous: x and y, from 0 to 1 across the image.
         weights: [B, Q, H, N] float32, contiguous.
 
     Returns:
-        [B, Q, H * D] contiguous, in the dtype of value.
+        [B, Q, H * D] contiguous, dtype of value.
 
     Raises:
-        ValueError: if the shapes do not fit.
+        ValueError: the shapes do not fit.
+        RuntimeError: a derivative with respect to an input is computed.
     """
     if value.dim() != 4 or weights.dim() != 4:
         raise ValueError(
@@ -52,7 +54,7 @@ def deformable_attention(
         )
     if len(shapes) != len(counts) or sum(height * width for height, width in shapes) != pixels:
         raise ValueError(
-            f"shapes={list(shapes)}: must be {len(counts)} pairs of a height and a width, of {pixels} pixels in all"
+            f"shapes={list(shapes)}: must be {len(counts)} pairs (height, width) with {pixels} pixels in total"
         )
     sizes = [side for shape in shapes for side in shape]
     refuse_derivatives("deformable_attention", value, points, weights)
@@ -62,7 +64,7 @@ def deformable_attention(
 def deformable_attention_reference(
     value: Tensor, sizes: list[int], counts: list[int], points: Tensor, weights: Tensor
 ) -> Tensor:
-    """The op in plain torch; float64 values are computed in float64, others in float32."""
+    """Compute the op in PyTorch, in float64 for float64 values, else in float32."""
     precision = torch.float64 if value.dtype == torch.float64 else torch.float32
     batch, _, heads, features = value.shape
     shapes = list(zip(sizes[::2], sizes[1::2], strict=True))

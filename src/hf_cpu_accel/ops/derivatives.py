@@ -1,15 +1,14 @@
-"""Derivatives that ops do not have: an error in the place of gradients that are None, and of tangents that are zero.
+"""Errors for derivatives that ops do not have, instead of gradients that are None and tangents that are zero.
 
-There are three ways to ask for a derivative:
+There are three ways to compute a derivative:
 
 - reverse mode: an input requires a gradient while gradients are recorded;
 - forward mode (`torch.autograd.forward_ad`): an input has a tangent;
 - transforms of `torch.func`, which do the two on tensors of their own.
 
-`declare` gives every op the kernel of `refuse_in_transforms`, which calls under a transform reach first and other calls never.
-Outside of transforms no dispatch key tells a tensor with a tangent, and a Python kernel would cost every call 2 us. There
-`refuse_derivatives` is for modules and functions to call with their inputs. Ops on graphs, which have derivatives in reverse mode,
-call `refuse_tangents`.
+`declare` gives every op the kernel of `refuse_in_transforms`, which runs only under a transform. Outside of transforms no dispatch
+key marks a tensor with a tangent, and a Python kernel would add 2 us to every call. There modules and functions call
+`refuse_derivatives` with their inputs. Ops on graphs, which have derivatives in reverse mode, call `refuse_tangents`.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _TRANSFORMS = "FuncTorchDynamicLayerFrontMode"  # the dispatch key that calls ha
 
 
 def in_forward_mode() -> bool:
-    """Return whether a level of forward mode was entered. Only then tensors have tangents; to ask one takes ten times as long."""
+    """Return whether a level of forward mode is active. Only then tensors have tangents; to check one takes ten times as long."""
     return forward_ad._current_level >= 0
 
 
@@ -37,7 +36,7 @@ def has_tangent(*inputs: Tensor | None) -> bool:
 def needs_gradient(*inputs: Tensor | None) -> bool:
     """Return whether autograd records what is computed from one of `inputs`."""
     if torch.is_grad_enabled():
-        for x in inputs:  # no generator, which costs more than the question
+        for x in inputs:  # no generator, which is slower than the check
             if x is not None and x.requires_grad:
                 return True
     return False
@@ -75,7 +74,7 @@ def refuse_tangents(name: str, *inputs: Tensor | None) -> None:
 
 
 class TransformError(RuntimeError):
-    """A transform of `torch.func` asks for more than is there. It names the remedy."""
+    """An op does not support the active transform of `torch.func`. The message names the remedy."""
 
     def __init__(self, name: str, reason: object) -> None:
         super().__init__(
@@ -87,7 +86,7 @@ class TransformError(RuntimeError):
 def refuse_transforms(name: str, x: Tensor) -> None:
     """Raise where `x` is a tensor of a transform of `torch.func`: a batch of `vmap`, or one that is differentiated.
 
-    It takes 0.3 us, and does not trace: for layers whose work waits for the next one.
+    It takes 0.3 us, and does not trace. Layers that defer their work call it.
 
     Raises:
         TransformError: with the remedies.
@@ -105,9 +104,9 @@ def in_transform() -> bool:
 
 
 def refuse_in_transforms(library: torch.library.Library, name: str) -> None:
-    """Have the op `name` of `library` raise under transforms of `torch.func` that differentiate it, or that fail.
+    """Make the op `name` of `library` raise under transforms of `torch.func` that differentiate it, or that fail.
 
-    Other calls under a transform run as ever: of constants, and slice by slice under `vmap`.
+    Other calls under a transform run as usual: with constants, and slice by slice under `vmap`.
     """
     op = f"{library.ns}::{name}"
     stock = torch.library.get_kernel(op, _TRANSFORMS)

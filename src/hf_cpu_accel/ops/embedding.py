@@ -1,8 +1,8 @@
-"""The input of a transformer encoder in one pass: words, token types and positions looked up, added and normalized.
+"""embedding_norm: the embeddings of a transformer encoder in one pass: words, token types and positions, added and normalized.
 
     layer_norm(words[ids] + types[type_ids] + positions[position_ids]) * weight + bias      Devlin et al. 2018, arXiv:1810.04805
 
-One op, because each of the seven that it takes otherwise is short work behind a long dispatch.
+One op instead of seven, because each of the seven takes less time than its dispatch.
 """
 
 from __future__ import annotations
@@ -30,26 +30,28 @@ def embedding_norm(
     bias: Tensor | None = None,
     eps: float,
 ) -> Tensor:
-    """LayerNorm of the sum of one row per token of each table.
+    """Compute the LayerNorm of the sum of one row per token of each table.
 
     Args:
         ids: [B, L] int64 or int32, any strides: rows of `words`.
         words: [V, C] float32 or bfloat16.
         type_ids: [B or 1, L] int64 or int32: rows of `types`; None for row 0 everywhere.
         types: [T, C] in the dtype of `words`, or None for no such table.
-        position_ids: [B or 1, L] int64 or int32: rows of `positions`. None to count: the tokens of a row of `ids` are at
-            first_position, first_position + 1, ...; with a `padding_id`, ids equal to it are not counted and are at
-            first_position - 1 (fairseq's numbering, as RoBERTa has it).
+        position_ids: [B or 1, L] int64 or int32: rows of `positions`. None numbers the tokens of each row of `ids`
+            first_position, first_position + 1, ... With a `padding_id`, tokens equal to it are skipped and have position
+            first_position - 1 (the numbering of fairseq and RoBERTa).
         positions: [P, C] in the dtype of `words`, or None for no such table.
+        first_position: the position of the first token where position_ids is None.
+        padding_id: the id of padding where position_ids is None, or None.
         weight, bias: [C] float32 or bfloat16, or None for ones and zeros.
         eps: added to the variance.
 
     Returns:
-        [B, L, C] contiguous, dtype of `words`. Sum and norm are float32, whatever the tables are.
+        [B, L, C] contiguous, dtype of `words`. Sum and norm are computed in float32.
 
     Raises:
-        IndexError: a row that its table does not have.
-        ValueError: if the shapes do not fit.
+        IndexError: an index is out of range of its table.
+        ValueError: the shapes do not fit.
     """
     _check(ids, words, type_ids, types, position_ids, positions)
     for name, vector in (("weight", weight), ("bias", bias)):
@@ -75,7 +77,7 @@ def _check(
             raise ValueError(f"{name} of shape {tuple(matrix.shape)}: must have two dimensions")
     for name, indices, table in (("type", type_ids, types), ("position", position_ids, positions)):
         if table is None and indices is not None:
-            raise ValueError(f"{name}_ids without {name}s: there is no table to look them up in")
+            raise ValueError(f"{name}_ids without {name}s; pass the table {name}s too")
         if table is not None and table.shape[1:] != words.shape[1:]:
             raise ValueError(
                 f"{name}s of shape {tuple(table.shape)}: must be [rows, {words.shape[1]}], as wide as words"
@@ -87,7 +89,7 @@ def _check(
 
 
 def counted_positions(ids: Tensor, first_position: int, padding_id: int | None) -> Tensor:
-    """int64 [B or 1, L]: where the tokens of `ids` [B, L] are where the call does not say so; see `embedding_norm`."""
+    """Return the positions int64 [B or 1, L] of the tokens of `ids` [B, L] if position_ids is None; see `embedding_norm`."""
     if padding_id is None:
         return first_position + torch.arange(ids.shape[1])[None]
     counted = (ids != padding_id).long()
@@ -102,7 +104,7 @@ _SCHEMA = (
 
 @by_name(_SCHEMA)
 def embedding_norm_reference(given: Any) -> Tensor:
-    """The op in plain torch."""
+    """Compute the op in PyTorch."""
     ids, rows, positions = given.ids, given.type_ids, given.position_ids
     total = torch.nn.functional.embedding(ids, given.words).float()
     if given.types is not None:

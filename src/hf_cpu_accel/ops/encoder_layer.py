@@ -1,7 +1,7 @@
 """encoder_layer, kept_encoder_layer: a whole transformer encoder layer in one call (Vaswani et al. 2017, arXiv:1706.03762).
 
-Six calls of the smaller ops would give the same; at 32 tokens of a small model, calling them, forking the threads for each and
-carrying the values between them through memory takes as long as the arithmetic.
+Six smaller ops compute the same. For 32 tokens of a small model, their dispatch, thread starts and memory traffic take as long as
+the arithmetic.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from hf_cpu_accel.packing.linear import PackedWeight
 
 @dataclass(frozen=True)
 class NormWeights:
-    """weight and bias [features] or None (ones, zeros), and the eps of a norm as in ops/norm.py; rms_norm has no bias."""
+    """The parameters of a norm (ops/norm.py): weight and bias [features] or None (ones, zeros), and eps. rms_norm has no bias."""
 
     weight: Tensor | None
     bias: Tensor | None
@@ -33,23 +33,25 @@ class NormWeights:
 
 @dataclass(frozen=True)
 class EncoderWeights:
-    """What a layer is made of. H features, A attention features (heads * head_size), I intermediate features.
+    """The weights of a layer. H features, A attention features (heads * head_size), I intermediate features.
 
     Attributes:
         qkv, qkv_bias: 3A x H, packed; query, key and value one after another, A a multiple of 32.
-        qkv_order: at which place of them query, key and value are.
+        qkv_order: the indices of query, key and value in `qkv`.
+        head_size: the features of a head.
         attention_scale: factor of the attention scores, None for 1 / sqrt(head_size).
         output: H x A; up: I x H; down: H x I, packed.
-        gated: up is 2I x H, first the features that go through the activation, then those that are multiplied into them (Shazeer
-            2020, arXiv:2002.05202), I a multiple of 32.
+        gated: up is 2I x H, first the features of the activation, then their factors (Shazeer 2020, arXiv:2002.05202); I is a
+            multiple of 32.
         activation: one of `ops.linear.ACTIVATIONS`, after `up`.
         attention_norm: None if nothing is normalized before attention.
+        ffn_norm: the norm of the FFN.
         pre_norm: whether the norms come before attention and FFN, or after the residuals are added.
-        bf16_intermediates: hand query, key, value, the attended values and the FFN's intermediate on in bfloat16. What is then
-            multiplied by bfloat16 or int8 weights is rounded as coarsely anyway. With int8 weights attention multiplies in
-            integers on x86 with AVX2: scores in 8 bits, without VNNI in 12, probabilities and values in 11 to 13.
-        attention_layer_scale, ffn_layer_scale: [H], what the branches are multiplied by before they are added (LayerScale,
-            Touvron et al. 2021, arXiv:2103.17239), or None; with `pre_norm` only.
+        bf16_intermediates: pass query, key, value, the attention output and the FFN's intermediate in bfloat16. bfloat16 and int8
+            weights round them as coarsely anyway. With int8 weights attention multiplies in integers on x86 with AVX2: scores in 8
+            bits (12 without VNNI), probabilities and values in 11 to 13.
+        attention_layer_scale, ffn_layer_scale: [H], factors of the branches before they are added (LayerScale, Touvron et al. 2021,
+            arXiv:2103.17239), or None; with `pre_norm` only.
     """
 
     qkv: PackedWeight
@@ -73,7 +75,7 @@ class EncoderWeights:
     ffn_layer_scale: Tensor | None = None
 
     def arguments(self) -> tuple[Any, ...]:
-        """What follows the inputs of a call in the op's schema. To be looked up once: see `bind`."""
+        """Return the arguments that follow the inputs of a call in the op's schema; `bind` collects them once."""
         first, second = self.attention_norm or NormWeights(None, None, 0.0), self.ffn_norm
         kinds = [NORM_KINDS.index(norm.kind if norm else "none") for norm in (self.attention_norm, second)]
         named = {
@@ -111,17 +113,18 @@ class EncoderWeights:
         return tuple([named[name] for name in _WEIGHT_ARGUMENTS])
 
     def bind(self) -> BoundEncoderLayer:
-        """What `bound_encoder_layer` takes. Weights that are written to in place count; after an exchange it is to be made anew."""
+        """Return the argument of `bound_encoder_layer`. It reads weights in place; bind again after a weight is replaced."""
         return BoundEncoderLayer(self.arguments())
 
 
 class RelativePositions(NamedTuple):
-    """What the score of tokens q and k gains for where they are to each other: scale * (query . keys[i] + key . queries[i]),
-    i = distances[q - k + L - 1] (disentangled attention, He et al. 2021, arXiv:2006.03654, section 3.1).
+    """Relative positions of disentangled attention (He et al. 2021, arXiv:2006.03654, section 3.1).
+
+    The score of tokens q and k gains scale * (query . keys[i] + key . queries[i]) with i = distances[q - k + L - 1].
 
     Attributes:
         keys, queries: [rows, heads * head_size] float32 or bfloat16; one of them may be None.
-        distances: int32 [2L - 1], which row is for which distance; L' for `rows`.
+        distances: int32 [2L - 1], the row for each distance; with `rows` of `encoder_layer`, L' instead of L.
     """
 
     keys: Tensor | None
@@ -130,7 +133,7 @@ class RelativePositions(NamedTuple):
 
 
 class EncoderInputs(NamedTuple):
-    """What a call says besides its hidden states, in the order of the op's schema; see `encoder_layer`."""
+    """The inputs of a call besides its hidden states, in the order of the op's schema; see `encoder_layer`."""
 
     padding: Tensor | None = None
     mask: Tensor | None = None
@@ -144,19 +147,21 @@ class EncoderInputs(NamedTuple):
 
 
 class BoundEncoderLayer:
-    """A layer's weights, looked up and handed over once: for few tokens either takes as long as the layer. Copies and pickles are
-    bound anew."""
+    """The arguments of a layer, collected and stored in the library once.
+
+    For few tokens, either takes as long as the layer. Copies and pickles are bound again.
+    """
 
     def __init__(self, arguments: tuple[Any, ...]) -> None:
         """
         Args:
-            arguments: what `EncoderWeights.arguments` gives.
+            arguments: from `EncoderWeights.arguments`.
         """
         self.arguments = arguments
         self._kept: Kept | None = None
 
     def keep(self) -> Kept:
-        """The same in the library, from the first call that is not traced."""
+        """Return the arguments stored in the library, storing them at the first call that is not traced."""
         kept = self._kept
         if kept is None:
             kept = self._kept = Kept("encoder_layer", *self.arguments)
@@ -173,16 +178,16 @@ _KEPT: WeakValueDictionary[int, BoundEncoderLayer] = WeakValueDictionary()
 def bound_encoder_layer(
     hidden_states: Tensor, inputs: EncoderInputs, bound: BoundEncoderLayer, rows: Tensor | None = None
 ) -> Tensor:
-    """`encoder_layer`, which has the arguments; shapes that do not fit are the op's to refuse.
+    """Run `encoder_layer` with bound arguments. The op itself checks the shapes.
 
-    Position keys and queries are packed anew where other tensors are handed in than in the last call, so they are not to be written
-    to in between; the index may.
+    Position keys and queries are packed again only if the tensors are not those of the last call, so do not write to them in place
+    between calls. The index may be written to.
     """
     output: Tensor
     if not _KEEPS or torch.compiler.is_compiling() or torch.jit.is_tracing():  # graphs hold the arguments
         output = _OP(hidden_states, *inputs, *bound.arguments, rows)
     else:
-        kept = bound.keep()  # held until the call is over: another thread may have made one, too
+        kept = bound.keep()  # referenced until the call ends, since another thread may replace it
         output = _KEPT_OP(hidden_states, *inputs, kept.number, rows)
     return output
 
@@ -199,30 +204,35 @@ def encoder_layer(
     positions: RelativePositions | None = None,
     rows: Tensor | None = None,
 ) -> Tensor:
-    """norm(y + ffn(y)) of y = norm(x + attention(x)); with `pre_norm`, y + ffn(norm(y)) of y = x + attention(norm(x)), where
-    both branches may have a layer scale.
+    """Run a transformer encoder layer.
+
+    With y = norm(x + attention(x)) it computes norm(y + ffn(y)). With `pre_norm` and y = x + attention(norm(x)) it computes
+    y + ffn(norm(y)), where both branches may have a layer scale.
 
     Args:
         hidden_states: [B, L, H] float32 or bfloat16.
-        padding: bool [B, L], True where there is a token. Padding before the first and after the last token of a sequence is
-            not computed at all: its hidden states come out as zeros.
-        mask: besides `padding`, bool (True = attend) or floating (added), broadcastable to [B, heads, L, L] and of four dimensions.
-        relative: float32 [heads, 2n + 1], what a score gains for the distance of its two tokens: the middle for a token and itself,
-            before it for keys that stand before the query; beyond n tokens it stays the same (T5, Raffel et al. 2020,
-            arXiv:1910.10683, section 2.1). Excludes a window.
-        rotary: tables (cos, sin), each [1 or B, L, rotated features of a head] float32 or bfloat16 as transformers' rotary modules
-            return them, for pairs of features half of them apart (Su et al. 2021, arXiv:2104.09864).
-        window: how many tokens before and after itself a token attends to; None for all.
+        weights: of the layer.
+        padding: bool [B, L], True at tokens. Padding before the first and after the last token of a sequence is not computed: its
+            hidden states are zeros.
+        mask: in addition to `padding`, bool (True = attend) or floating (added), four dimensions, broadcastable to [B, heads, L,
+            L].
+        relative: float32 [heads, 2n + 1], added to scores by the distance of key and query, at most n tokens: the middle for the
+            same token, before it for keys before the query (T5, Raffel et al. 2020, arXiv:1910.10683, section 2.1). Excludes a
+            window.
+        rotary: tables (cos, sin), each [1 or B, L, rotated features of a head] float32 or bfloat16 as returned by transformers'
+            rotary modules, for pairs (i, i + half) of features (Su et al. 2021, arXiv:2104.09864).
+        window: the number of tokens before and after itself that a token attends to; None for all.
         positions: disentangled attention; excludes `relative` and a window.
-        rows: int32 [sequences, L'], for sequences whose tokens lie anywhere in the B * L rows of `hidden_states`, such as the
-            windows of an image (Swin, Liu et al. 2021, arXiv:2103.14030): which row each token is; every row once. `mask` is then
-            [M, heads or 1, L', L'], where sequence i has mask i % M. Excludes `padding` and `rotary`.
+        rows: int32 [sequences, L'], the row of the B * L rows of `hidden_states` of each token; every row once. For sequences whose
+            tokens are not consecutive, such as the windows of an image (Swin, Liu et al. 2021, arXiv:2103.14030). `mask` is then
+            [M, heads or 1, L', L'], and sequence i has mask i % M. Excludes `padding` and `rotary`.
 
     Returns:
         [B, L, H] contiguous, dtype of the input. Sums are float32.
 
     Raises:
-        ValueError: if the shapes do not fit.
+        ValueError: the shapes of hidden_states or padding do not fit, or the activation is unknown.
+        RuntimeError: the shapes or dtypes of other arguments do not fit, or arguments exclude each other.
     """
     check_input(hidden_states, weights.qkv)
     check_activation(weights.activation)

@@ -1,4 +1,4 @@
-"""encoder_layer in plain torch."""
+"""The reference of encoder_layer in PyTorch."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SCHEMA = f"encoder_layer({INPUTS}, {WEIGHTS}, Tensor? rows=None) -> Tensor"
 
 @by_name(SCHEMA)
 def encoder_layer_reference(given: Any) -> Tensor:
-    """The op in plain torch, float32 between the steps."""
+    """Compute the op in PyTorch, with float32 between the steps."""
     x, mask, rows, padding = given.hidden_states.float(), given.mask, given.rows, given.padding
     if rows is not None:
         x = x.flatten(0, 1)[rows.long()]
@@ -89,7 +89,7 @@ def encoder_layer_reference(given: Any) -> Tensor:
 def _scores_mask(
     padding: Tensor | None, mask: Tensor | None, relative: Tensor | None, window: int, length: int
 ) -> Tensor | None:
-    """Everything that is added to scores or hides them, as float32 [B or 1, heads or 1, L or 1, L]."""
+    """Return all masks and biases of the scores, as float32 [B or 1, heads or 1, L or 1, L]."""
     parts: list[Tensor] = []
     hidden = torch.zeros(())
     distance = torch.arange(length) - torch.arange(length)[:, None]
@@ -106,7 +106,7 @@ def _scores_mask(
 
 
 def _position_scores(given: Any, query: Tensor, key: Tensor) -> Tensor | None:
-    """What scores [B, heads, L, L] gain for the positions of their tokens relative to each other, or None."""
+    """Return the part of the scores [B, heads, L, L] from relative positions, or None."""
     if given.position_index is None:
         return None
     heads, length, head_size = query.shape[1:]
@@ -126,7 +126,7 @@ def _position_scores(given: Any, query: Tensor, key: Tensor) -> Tensor | None:
 
 
 def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """x [B, heads, L, D] rotated by tables [1 or B, L, up to D], of which the first half counts."""
+    """Rotate x [B, heads, L, D] by tables [1 or B, L, up to D], whose first half is used."""
     half = cos.shape[-1] // 2
     cos, sin = cos[:, None, :, :half], sin[:, None, :, :half]
     first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
@@ -134,7 +134,7 @@ def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def _spanned(padding: Tensor) -> Tensor:
-    """True from the first to the last token of each sequence: [B, L]."""
+    """Return a mask [B, L] that is True from the first to the last token of each sequence."""
     after = padding.int().cummax(dim=1).values
     before = padding.int().flip(1).cummax(dim=1).values.flip(1)
     return (after & before).bool()

@@ -1,7 +1,7 @@
-"""experts_ffn: each token through the FFNs of the experts that it was given to, in one call for all tokens and experts.
+"""experts_ffn: the FFNs of a mixture of experts, in one call for all tokens and experts.
 
-A mixture of experts (Shazeer et al. 2017, arXiv:1701.06538) has many FFNs and sends each token to a few of them. Token by token the
-weights of these few are all that is read; for a prompt each expert multiplies all its tokens together.
+A mixture of experts (Shazeer et al. 2017, arXiv:1701.06538) routes each token to a few of many FFNs. For one token only the weights
+of these few are read. For a prompt each expert multiplies all its tokens together.
 """
 
 from __future__ import annotations
@@ -18,19 +18,22 @@ from hf_cpu_accel.ops.linear import ACTIVATIONS, check_activation, quantize_rows
 from hf_cpu_accel.ops.registry import by_name, declare, like_first
 from hf_cpu_accel.packing.linear import PANEL_FEATURES, PackedWeight, dtype_of, unpack_linear
 
-MAX_TOP_K = 64  # most experts of a token
+MAX_TOP_K = 64  # the maximum number of experts per token
 
 
 @dataclass(frozen=True)
 class ExpertWeights:
-    """The FFNs of E experts, each I wide over C features: down(activation(up(x))), or gated: down(activation(gate(x)) * up(x)).
+    """The FFNs of E experts with I intermediate and C features: down(activation(up(x))), or gated down(activation(gate(x)) *
+    up(x)).
 
     Attributes:
-        up: from `packing.pack_stack`, E * I x C, or gated: E * 2I x C, an expert's gate before its up.
-        down: E * C x I, likewise.
+        experts: E.
+        up: from `packing.pack_stack`, E * I x C, or gated E * 2I x C, the gate of an expert before its up.
+        down: from `packing.pack_stack`, E * C x I.
         up_bias, down_bias: one per output feature, float32 or bfloat16, or None.
         activation: one of `ops.linear.ACTIVATIONS`.
-        limit: 0, or (gpt-oss) activation(min(gate, limit)) * (clamp(up, -limit, limit) + 1); gated only.
+        gated: whether the experts are gated.
+        limit: 0 for none; else gated experts compute activation(min(gate, limit)) * (clamp(up, -limit, limit) + 1), as gpt-oss.
     """
 
     experts: int
@@ -51,9 +54,10 @@ class ExpertWeights:
         return self.down.in_features
 
     def check(self) -> None:
-        """
+        """Check that the sizes of the parts match.
+
         Raises:
-            ValueError: the parts do not fit one another.
+            ValueError: sizes that do not fit, an unknown activation, or a limit without a gate.
         """
         check_activation(self.activation)
         rows = {
@@ -75,25 +79,28 @@ class ExpertWeights:
                 f"experts of {self.intermediate_features} over {self.features} features: must be multiples of {PANEL_FEATURES}"
             )
         if self.limit < 0 or (self.limit and not self.gated):
-            raise ValueError(f"limit={self.limit}: 0 for none, or more where the experts are gated")
+            raise ValueError(f"limit={self.limit}: must be 0 (none), or positive with gated experts")
 
 
 def experts_ffn(
     hidden_states: Tensor, expert_index: Tensor, expert_weights: Tensor, experts: ExpertWeights
 ) -> Tensor:
-    """sum over j of expert_weights[:, j] * expert expert_index[:, j] of hidden_states.
+    """Compute the weighted sum of the outputs of each token's experts.
+
+    output[t] = sum over j of expert_weights[t, j] * experts[expert_index[t, j]](hidden_states[t])
 
     Args:
         hidden_states: [T, C] float32 or bfloat16, any strides.
         expert_index: [T, k] int64, the experts of each token, k at most 64.
         expert_weights: [T, k] float32 or bfloat16.
+        experts: the weights of the experts.
 
     Returns:
         [T, C] contiguous, dtype of hidden_states; sums are float32.
 
     Raises:
-        ValueError: if the shapes do not fit.
-        RuntimeError: if expert_index names an expert that is not there.
+        ValueError: the shapes do not fit.
+        RuntimeError: an index in expert_index is out of range, or a derivative with respect to an input is computed.
     """
     experts.check()
     if hidden_states.dim() != 2 or hidden_states.shape[1] != experts.features:
@@ -138,7 +145,7 @@ _SCHEMA = (
 
 @by_name(_SCHEMA)
 def experts_reference(given: Any) -> Tensor:
-    """The op in plain torch, expert by expert in float32."""
+    """Compute the op in PyTorch, expert by expert in float32."""
     hidden_states = given.hidden_states
     output = torch.zeros(hidden_states.shape)
     for number in range(given.experts):
@@ -149,28 +156,28 @@ def experts_reference(given: Any) -> Tensor:
         x = hidden_states[token].float()
         hidden = _expert(x, given.up, given.up_scale, given.up_bias, number, width)
         if given.gated:
-            gate, other = hidden.chunk(2, dim=-1)
+            gate, up = hidden.chunk(2, dim=-1)
             if given.limit:
-                gate, other = gate.clamp(max=given.limit), other.clamp(-given.limit, given.limit) + 1
-            hidden = ACTIVATIONS[given.activation](gate) * other
+                gate, up = gate.clamp(max=given.limit), up.clamp(-given.limit, given.limit) + 1
+            hidden = ACTIVATIONS[given.activation](gate) * up
         else:
             hidden = ACTIVATIONS[given.activation](hidden)
-        made = _expert(hidden, given.down, given.down_scale, given.down_bias, number, x.shape[1])
-        output.index_add_(0, token, made * given.expert_weights[token, slot, None].float())
+        down = _expert(hidden, given.down, given.down_scale, given.down_bias, number, x.shape[1])
+        output.index_add_(0, token, down * given.expert_weights[token, slot, None].float())
     return output.to(hidden_states.dtype)
 
 
 def _expert(
     x: Tensor, weight: Tensor, scale: Tensor | None, bias: Tensor | None, number: int, width: int
 ) -> Tensor:
-    """The linear of one expert of several, whose packed weights lie one after another."""
+    """Run the linear layer of expert `number`; the packed weights of all experts are stored one after another."""
     dtype, first = dtype_of(weight), number * width
-    whole = PackedWeight(weight, scale, x.shape[1], weight.shape[0] * PANEL_FEATURES, dtype)
+    stack = PackedWeight(weight, scale, x.shape[1], weight.shape[0] * PANEL_FEATURES, dtype)
     if scale is not None:
         x = quantize_rows(x, symmetric_16_bits=dtype == "int8-weight")
     return F.linear(
         x,
-        unpack_linear(whole.narrow(first, width)),
+        unpack_linear(stack.narrow(first, width)),
         None if bias is None else bias[first : first + width].float(),
     )
 

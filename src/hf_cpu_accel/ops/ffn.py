@@ -1,7 +1,7 @@
-"""ffn: the two linear layers of a transformer block with the activation between them, in one call; gated_ffn: the same with a gate
-(Shazeer 2020, arXiv:2002.05202).
+"""ffn: the two linear layers of a transformer block with the activation between them. gated_ffn: the same with a gate (Shazeer
+2020, arXiv:2002.05202).
 
-The intermediate [..., intermediate_features] never becomes a tensor: it lives in the kernel's workspace in float32.
+The intermediate [..., intermediate_features] is never a tensor: it stays in the kernel's workspace in float32.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def ffn(
     activation: str,
     residual: Tensor | None = None,
 ) -> Tensor:
-    """activation(input @ up^T + up_bias) @ down^T + down_bias + residual.
+    """Compute activation(input @ up^T + up_bias) @ down^T + down_bias + residual.
 
     Args:
         input: [..., K] float32 or bfloat16, any strides.
@@ -40,12 +40,15 @@ def ffn(
         [..., N] contiguous, dtype of the input.
 
     Raises:
-        ValueError: if the shapes do not fit or the activation is unknown.
+        ValueError: the shapes do not fit, or the activation is unknown.
+        RuntimeError: a derivative with respect to an input is computed.
     """
     check_input(input, up)
     check_activation(activation)
     if down.in_features != up.out_features:
-        raise ValueError(f"down takes {down.in_features} features but up gives {up.out_features}")
+        raise ValueError(
+            f"down has {down.in_features} input features, up has {up.out_features} output features: must be equal"
+        )
     weights = (up.data, up.scale, up_bias, down.data, down.scale, down_bias)
     sizes = (down.in_features, down.out_features)
     refuse_derivatives("ffn", input, up_bias, down_bias, residual)
@@ -63,28 +66,30 @@ def gated_ffn(
     residual: Tensor | None = None,
     gate_last: bool = False,
 ) -> Tensor:
-    """(activation(gate) * value) @ down^T + down_bias + residual, gate and value being the halves of input @ up^T + up_bias.
+    """Compute (activation(gate) * value) @ down^T + down_bias + residual; gate and value are the halves of input @ up^T + up_bias.
 
     Args:
         input: [..., K] float32 or bfloat16, any strides.
-        up: 2I x K, packed, the gate's rows first, or with `gate_last` behind the value's; I is a multiple of 32.
+        up: 2I x K, packed, the rows of the gate before those of the value; I is a multiple of 32.
         down: N x I, packed.
         up_bias, down_bias: [2I] and [N], float32 or bfloat16, or None.
         activation: one of `ops.linear.ACTIVATIONS`.
         residual: [..., N] or None.
+        gate_last: the rows of the gate come after those of the value.
 
     Returns:
         [..., N] contiguous, dtype of the input.
 
     Raises:
-        ValueError: if the shapes do not fit or the activation is unknown.
+        ValueError: the shapes do not fit, or the activation is unknown.
+        RuntimeError: a derivative with respect to an input is computed.
     """
     check_input(input, up)
     check_activation(activation)
     if 2 * down.in_features != up.out_features or down.in_features % PANEL_FEATURES:
         raise ValueError(
-            f"up gives {up.out_features} features and down takes {down.in_features}: accepted are twice as many, "
-            f"and multiples of {PANEL_FEATURES}"
+            f"up has {up.out_features} output features, down has {down.in_features} input features: up must have twice as "
+            f"many as down, and down a multiple of {PANEL_FEATURES}"
         )
     weights = (up.data, up.scale, up_bias, down.data, down.scale, down_bias)
     sizes = (down.in_features, down.out_features)
@@ -103,13 +108,13 @@ _GATED_FFN = f"gated_ffn{_ARGUMENTS}, bool gate_last=False) -> Tensor"
 
 @by_name(_FFN)
 def ffn_reference(given: Any) -> Tensor:
-    """The op in plain torch, float32 between the layers."""
+    """Compute the op in PyTorch, with float32 between the layers."""
     return _down(given, ACTIVATIONS[given.activation](_up(given, given.intermediate_features)))
 
 
 @by_name(_GATED_FFN)
 def gated_ffn_reference(given: Any) -> Tensor:
-    """The op in plain torch, float32 between the layers."""
+    """Compute the op in PyTorch, with float32 between the layers."""
     halves = _up(given, 2 * given.intermediate_features).chunk(2, dim=-1)
     gate, value = halves[:: -1 if given.gate_last else 1]
     return _down(given, ACTIVATIONS[given.activation](gate) * value)

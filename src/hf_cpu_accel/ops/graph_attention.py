@@ -1,14 +1,14 @@
 """Attention over the edges of a graph in one pass: scores, softmax over the edges of each row, and the weighted sum.
 
-The graph is a CSR as in ops/sparse.py. Nothing as large as the edges is stored: the scores of a row's edges live in scratch memory.
-The one-pass ops have no gradient. Where autograd records any of their inputs, these functions compose the same of `sddmm`,
+The graph is a CSR as in ops/sparse.py. No tensor has a row per edge: the scores of a row's edges stay in scratch memory. The
+one-pass ops have no gradient. If autograd records one of their inputs, these functions compute the same from `sddmm`,
 `segment_softmax` and `spmm_reduce`, which have gradients of any order.
 
     gat:           leaky_relu(source_score[j] + target_score[i])     Velickovic et al. 2018, arXiv:1710.10903
     gatv2:         <weight, leaky_relu(x[j] + target[i])>            Brody et al. 2022, arXiv:2105.14491
     dot_attention: <query[i], key[j]> * scale                        Shi et al. 2021, arXiv:2009.03509
 
-`transposed` is what `csr_transpose` gives, for the gradient; without it the backward pass computes it.
+`transposed` is the result of `csr_transpose`, used for the gradient; without it the backward pass computes it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,19 @@ def gat(
     *,
     transposed: Transposed | None = None,
 ) -> Tensor:
-    """[M, H * C]: x [N, H * C] weighted by the softmax of scores [N, H] and [M, H] (float32)."""
+    """Compute the attention of GAT: the sum of x over the edges of each row, weighted by the softmax of their scores.
+
+    Args:
+        rowptr, col: the graph, int32 [M + 1] and [E].
+        x: [N, H * C] float32 or bfloat16.
+        source_score: [N, H], converted to float32.
+        target_score: [M, H], converted to float32, or None for zeros.
+        negative_slope: of the leaky ReLU of the scores.
+        transposed: see above.
+
+    Returns:
+        [M, H * C], dtype of x; rows without edges are 0.
+    """
     refuse_tangents("gat", x, source_score, target_score)
     if needs_gradient(x, source_score, target_score):
         weights = gat_weights(rowptr, col, source_score, target_score, negative_slope)
@@ -53,7 +65,7 @@ def gat_weights(
     negative_slope: float,
     edge_score: Tensor | None = None,
 ) -> Tensor:
-    """The weights [E, H] of the edges in `gat`, whose scores may have a part per edge, `edge_score` [E, H]."""
+    """Return the weights [E, H] float32 of the edges in `gat`; `edge_score` [E, H] is added to the scores."""
     scores = source_score.float().index_select(0, col)
     if target_score is not None:
         scores = scores + target_score.float().index_select(0, row_of_edge(rowptr, col.shape[0]))
@@ -72,7 +84,19 @@ def gatv2(
     *,
     transposed: Transposed | None = None,
 ) -> Tensor:
-    """[M, H * C]: x [N, H * C] weighted by the softmax of scores from x, target [M, H * C] and weight [H, C]."""
+    """Compute the attention of GATv2: the sum of x over the edges of each row, weighted by the softmax of their scores.
+
+    Args:
+        rowptr, col: the graph, int32 [M + 1] and [E].
+        x: [N, H * C] float32 or bfloat16.
+        target: [M, H * C] in the dtype of x.
+        weight: [H, C], converted to float32.
+        negative_slope: of the leaky ReLU in the scores.
+        transposed: see above.
+
+    Returns:
+        [M, H * C], dtype of x; rows without edges are 0.
+    """
     refuse_tangents("gatv2", x, target, weight)
     if needs_gradient(x, target, weight):
         weights = gatv2_weights(rowptr, col, x, target, weight, negative_slope, transposed=transposed)
@@ -92,7 +116,7 @@ def gatv2_weights(
     order: Tensor | None = None,
     transposed: Transposed | None = None,
 ) -> Tensor:
-    """The weights [E, H] of the edges in `gatv2`; `edge` [E', H * C] is added to what is scored, as in `edge_messages`."""
+    """Return the weights [E, H] float32 of the edges in `gatv2`; `edge` [E', H * C] is added to x + target, see `edge_messages`."""
     scored = edge_messages(rowptr, col, x, target=target, edge=edge, order=order, transposed=transposed)
     by_head = F.leaky_relu(scored, negative_slope).view(-1, *weight.shape)
     return segment_softmax(rowptr, (by_head * weight).sum(dim=-1).float())
@@ -109,7 +133,19 @@ def dot_attention(
     *,
     transposed: Transposed | None = None,
 ) -> Tensor:
-    """[M, H * C]: value [N, H * C] weighted by the softmax of <query[i], key[j]> * scale, query [M, H * C], key [N, H * C]."""
+    """Compute dot-product attention over the edges: the sum of value, weighted by the softmax of <query[i], key[j]> * scale.
+
+    Args:
+        rowptr, col: the graph, int32 [M + 1] and [E].
+        query: [M, H * C] float32 or bfloat16.
+        key, value: [N, H * C] in the dtype of query.
+        heads: H.
+        scale: factor of the scores.
+        transposed: see above.
+
+    Returns:
+        [M, H * C], dtype of value; rows without edges are 0.
+    """
     refuse_tangents("dot_attention", query, key, value)
     if needs_gradient(query, key, value):
         weights = segment_softmax(rowptr, sddmm(rowptr, col, query, key, heads) * scale)
@@ -126,7 +162,7 @@ def _weighted(rowptr: Tensor, col: Tensor, scores: Tensor, x: Tensor) -> Tensor:
 def gat_reference(
     rowptr: Tensor, col: Tensor, x: Tensor, source_score: Tensor, target_score: Tensor | None, slope: float
 ) -> Tensor:
-    """The op in plain torch."""
+    """Compute the op in PyTorch."""
     edges = int(rowptr[-1])
     scores = source_score.index_select(0, col[:edges])
     if target_score is not None:
@@ -137,7 +173,7 @@ def gat_reference(
 def gatv2_reference(
     rowptr: Tensor, col: Tensor, x: Tensor, target: Tensor, weight: Tensor, slope: float
 ) -> Tensor:
-    """The op in plain torch."""
+    """Compute the op in PyTorch."""
     edges = int(rowptr[-1])
     both = x.float().index_select(0, col[:edges])
     both = both + target.float().index_select(0, row_of_edge(rowptr, edges))
@@ -148,7 +184,7 @@ def gatv2_reference(
 def dot_attention_reference(
     rowptr: Tensor, col: Tensor, query: Tensor, key: Tensor, value: Tensor, heads: int, scale: float
 ) -> Tensor:
-    """The op in plain torch."""
+    """Compute the op in PyTorch."""
     edges = int(rowptr[-1])
     left = query.float().index_select(0, row_of_edge(rowptr, edges))
     products = left * key.float().index_select(0, col[:edges])

@@ -1,4 +1,4 @@
-"""group_norm: normalization of the channels of images in groups, with the SiLU that mostly follows in the same pass over memory.
+"""group_norm: group normalization of images, with a SiLU in the same pass over memory.
 
     (x - mean) / sqrt(var + eps) * weight + bias          Wu & He 2018, arXiv:1803.08494
 
@@ -27,12 +27,11 @@ def group_norm(
     *,
     activation: str = "none",
 ) -> Tensor:
-    """activation((x - mean) / sqrt(var + eps) * weight + bias).
+    """Compute activation((x - mean) / sqrt(var + eps) * weight + bias) with the mean and variance of each group of channels.
 
     Args:
-        input: [N, C, *] float32 or bfloat16. Dense with the pixels of a channel together or the channels of a pixel together
-            (`torch.channels_last`, or a transposed [N, *, C]); anything else is copied.
-        groups: into how many groups of equally many channels C is divided.
+        input: [N, C, *] float32 or bfloat16. Contiguous or channels_last (also a transposed [N, *, C]) is read without a copy.
+        groups: the number of groups, a divisor of C.
         weight, bias: [C] float32 or bfloat16 (not necessarily the input's dtype), or None for ones and zeros.
         eps: added to the variance.
         activation: "none" or "silu".
@@ -41,7 +40,8 @@ def group_norm(
         [N, C, *], dtype and layout of the input.
 
     Raises:
-        ValueError: if the shapes do not fit or the activation is unknown.
+        ValueError: the shapes do not fit, or the activation is unknown.
+        RuntimeError: a derivative with respect to an input is computed.
     """
     if input.dim() < 2:
         raise ValueError(f"input of shape {tuple(input.shape)}: must be [images, channels, *]")
@@ -62,7 +62,7 @@ def group_norm(
 def group_norm_reference(
     input: Tensor, groups: int, weight: Tensor | None, bias: Tensor | None, eps: float, activation: str
 ) -> Tensor:
-    """The op in plain torch."""
+    """Compute the op in PyTorch."""
     x = input.float().unflatten(1, (groups, -1)).flatten(2)
     x = x - x.mean(dim=-1, keepdim=True)
     x = x - x.mean(dim=-1, keepdim=True)  # the low part of the mean, as in the kernel

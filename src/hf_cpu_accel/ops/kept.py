@@ -1,4 +1,4 @@
-"""What the library keeps from one call to the next, under a number: Python objects that own it."""
+"""Arguments that the C++ library stores between calls under a number, owned by Python objects."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ _OPS: Any = torch.ops.hf_cpu_accel
 
 
 class Kept:
-    """Kept by the op `keep_<what>` until this is gone. A number of one process: not to be copied or pickled.
+    """Arguments stored by the op `keep_<what>` until this object is deleted. It cannot be copied or pickled.
 
     Attributes:
-        number: for the ops that use it.
+        number: the argument of the ops that read them, valid in this process.
     """
 
     def __init__(self, what: str, *arguments: Any) -> None:
         """
         Args:
-            what: as in the ops' names.
-            arguments: those of `keep_<what>`.
+            what: the suffix of the ops' names.
+            arguments: of `keep_<what>`.
         """
         self._drop = getattr(_OPS, f"drop_{what}")
         with untraced():
@@ -31,16 +31,16 @@ class Kept:
 
     def __del__(self) -> None:
         if hasattr(self, "number"):
-            with untraced():  # the collector may run in the middle of a trace, which is not to record this
+            with untraced():  # the garbage collector may run during a trace, which must not record this
                 self._drop(self.number)
 
     def __reduce__(self) -> Any:
         raise TypeError(
-            "what the library keeps is not copied or pickled: make another one of the same arguments"
+            "arguments stored in the library are not copied or pickled; create a new object from the same arguments"
         )
 
 
 def can_keep(what: str) -> bool:
-    """Whether there is a library, and it keeps that."""
+    """Return whether the library is loaded and has the op `keep_<what>`."""
     extension.status()
     return hasattr(_OPS, f"keep_{what}")

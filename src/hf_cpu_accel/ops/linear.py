@@ -1,10 +1,10 @@
-"""linear: activation(input @ weight^T + bias) + residual, with a packed weight; linear_split: the same in several outputs.
+"""linear: activation(input @ weight^T + bias) + residual, with a packed weight. linear_split: the same in several outputs.
 
-With int8 and int4 weights the input is rotated (rotation.py) and then quantized per row on the fly (W8A8, W4A8) over the row's
-range [min, max], widened to hold 0: scale = (max - min) / 253, values round(x / scale) around a rounded zero point; sums are exact
-in int32, the same on every CPU. With "int8-weight" the input gets 16 bits, symmetrically: in two bytes that are multiplied one
-after the other, or, without VNNI, whole.
-Rows that hold values beyond 2e37 may give NaN.
+- With int8 and int4 weights the input is rotated (rotation.py) and quantized per row in each call (W8A8, W4A8) over the row's range
+  [min, max], extended to include 0: scale = (max - min) / 253, values round(x / scale) around a rounded zero point. Sums are exact
+  in int32, so they are equal on every CPU.
+- With "int8-weight" the input is quantized symmetrically to 16 bits.
+- Rows with values beyond 2e37 may give NaN.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from hf_cpu_accel.packing.affine import BITS
 from hf_cpu_accel.packing.linear import PackedWeight, dtype_of, unpack_linear
 from hf_cpu_accel.packing.rotation import rotate, rotate_back
 
-MAX_SPLIT = 16  # most outputs of linear_split
-INPUT_STEPS = 253  # of the range of a row in 8 bits
+MAX_SPLIT = 16  # the maximum number of outputs of linear_split
+INPUT_STEPS = 253  # steps of the range of a row in 8 bits
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "none": lambda x: x,
@@ -49,7 +49,7 @@ def linear(
     activation: str = "none",
     residual: Tensor | None = None,
 ) -> Tensor:
-    """activation(input @ weight^T + bias) + residual.
+    """Compute activation(input @ weight^T + bias) + residual.
 
     Args:
         input: [..., K] float32 or bfloat16, any strides.
@@ -62,7 +62,8 @@ def linear(
         [..., N] contiguous, dtype of the input; sums are float32 (int32 for integer weights).
 
     Raises:
-        ValueError: if the shapes do not fit or the activation is unknown.
+        ValueError: the shapes do not fit, or the activation is unknown.
+        RuntimeError: a derivative with respect to an input is computed.
     """
     check_input(input, weight)
     check_activation(activation)
@@ -75,19 +76,20 @@ def linear(
 def linear_split(
     input: Tensor, weight: PackedWeight, bias: Tensor | None, sizes: Sequence[int]
 ) -> list[Tensor]:
-    """input @ weight^T + bias with the output features divided among tensors: query, key and value in one GEMM.
+    """Compute input @ weight^T + bias with the output features split among tensors, such as query, key and value.
 
     Args:
         input: [..., K] float32 or bfloat16, any strides.
         weight: N x K, packed.
         bias: [N] or None.
-        sizes: how many features go to each output, at most 16 of them; all but the last are multiples of 32, their sum is N.
+        sizes: the features of each output, at most 16 outputs; all but the last are multiples of 32, their sum is N.
 
     Returns:
         One contiguous [..., size] per size, dtype of the input.
 
     Raises:
-        ValueError: if the shapes do not fit.
+        ValueError: the shapes do not fit.
+        RuntimeError: a size is not a multiple of 32, or a derivative with respect to an input is computed.
     """
     check_input(input, weight)
     if sum(sizes) != weight.out_features:
@@ -107,7 +109,7 @@ def check_input(input: Tensor, weight: PackedWeight) -> None:
 
 def check_activation(activation: str) -> None:
     if activation not in ACTIVATIONS:
-        raise ValueError(f"activation={activation!r}: known are {', '.join(ACTIVATIONS)}")
+        raise ValueError(f"activation={activation!r}: must be one of {', '.join(ACTIVATIONS)}")
 
 
 def linear_reference(
@@ -119,7 +121,7 @@ def linear_reference(
     out_features: int,
     activation: str,
 ) -> Tensor:
-    """The op in plain torch: float32 arithmetic on the dequantized weight."""
+    """Compute the op in PyTorch: float32 arithmetic on the dequantized weight."""
     dtype = dtype_of(weight)
     full = unpack_linear(PackedWeight(weight, scale, input.shape[-1], out_features, dtype))
     x = input.float()
@@ -136,14 +138,13 @@ def linear_reference(
 def linear_split_reference(
     input: Tensor, weight: Tensor, scale: Tensor | None, bias: Tensor | None, sizes: list[int]
 ) -> list[Tensor]:
-    """The op in plain torch."""
-    whole = linear_reference(input, weight, scale, bias, None, sum(sizes), "none")
-    return [part.clone(memory_format=torch.contiguous_format) for part in whole.split(sizes, dim=-1)]
+    """Compute the op in PyTorch."""
+    output = linear_reference(input, weight, scale, bias, None, sum(sizes), "none")
+    return [part.clone(memory_format=torch.contiguous_format) for part in output.split(sizes, dim=-1)]
 
 
 def quantize_rows(input: Tensor, *, symmetric_16_bits: bool = False) -> Tensor:
-    """Per-row rounding of float32 [..., K] to 8 bits over the range of the rotated row, or to 16 over that of its magnitudes, as
-    values again."""
+    """Round float32 [..., K] per row, and dequantize: to 8 bits over the range of the rotated row, or symmetrically to 16."""
     if input.shape[-1] == 0:
         return input
     input = rotate(input)
@@ -157,7 +158,7 @@ def quantize_rows(input: Tensor, *, symmetric_16_bits: bool = False) -> Tensor:
 
 
 def quantize_lines(input: Tensor) -> Tensor:
-    """Rounding of float32 [..., K] to 16 bits over the range of the magnitudes of each 64 features, as values again."""
+    """Round float32 [..., K] symmetrically to 16 bits for each 64 features, and dequantize."""
     features = input.shape[-1]
     lines = F.pad(input, (0, -features % 64)).unflatten(-1, (-1, 64))
     step = lines.abs().amax(dim=-1, keepdim=True) / 32639  # 127 * 256 + 127
@@ -166,7 +167,7 @@ def quantize_lines(input: Tensor) -> Tensor:
 
 
 def rows_fake(input: Tensor, *arguments: Any) -> Tensor:
-    """The fake kernel of ops whose arguments end with out_features and an activation: [..., out_features]."""
+    """Return an empty [..., out_features]: the fake kernel of ops whose arguments end with out_features and an activation."""
     return input.new_empty((*input.shape[:-1], arguments[-2]))
 
 

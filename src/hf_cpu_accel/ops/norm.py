@@ -16,7 +16,7 @@ from hf_cpu_accel.ops.registry import declare, like_first
 
 
 def layer_norm(input: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
-    """(x - mean(x)) / sqrt(var(x) + eps) * weight + bias over the last dimension.
+    """Compute (x - mean(x)) / sqrt(var(x) + eps) * weight + bias over the last dimension.
 
     Args:
         input: [..., C] float32 or bfloat16, any strides.
@@ -27,7 +27,8 @@ def layer_norm(input: Tensor, weight: Tensor | None, bias: Tensor | None, eps: f
         [..., C] contiguous, dtype of the input.
 
     Raises:
-        ValueError: if the shapes do not fit.
+        ValueError: the shapes do not fit.
+        RuntimeError: a derivative with respect to an input is computed.
     """
     _check(input, weight=weight, bias=bias)
     refuse_derivatives("layer_norm", input, weight, bias)
@@ -35,7 +36,7 @@ def layer_norm(input: Tensor, weight: Tensor | None, bias: Tensor | None, eps: f
 
 
 def rms_norm(input: Tensor, weight: Tensor | None, eps: float) -> Tensor:
-    """x / sqrt(mean(x^2) + eps) * weight over the last dimension; arguments and result as in `layer_norm`."""
+    """Compute x / sqrt(mean(x^2) + eps) * weight over the last dimension; arguments, result and errors as in `layer_norm`."""
     _check(input, weight=weight)
     refuse_derivatives("rms_norm", input, weight)
     return torch.ops.hf_cpu_accel.rms_norm(input, weight, eps)
@@ -44,16 +45,18 @@ def rms_norm(input: Tensor, weight: Tensor | None, eps: float) -> Tensor:
 def add_layer_norm(
     input: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor]:
-    """(layer_norm(sum), sum) with sum = input + residual.
+    """Compute (layer_norm(sum), sum) with sum = input + residual.
 
     Args:
-        residual: shape of the input, float32 or bfloat16; the others as in `layer_norm`.
+        input, weight, bias, eps: as in `layer_norm`.
+        residual: shape of the input, float32 or bfloat16.
 
     Returns:
-        Both shaped as the input, contiguous, in its dtype. For bfloat16 the norm sees the sum before it is rounded.
+        Both in the shape and dtype of the input, contiguous. For bfloat16 the norm reads the sum before it is rounded.
 
     Raises:
-        ValueError: if the shapes do not fit.
+        ValueError: the shapes do not fit.
+        RuntimeError: a derivative with respect to an input is computed.
     """
     _check(input, residual, weight=weight, bias=bias)
     refuse_derivatives("add_layer_norm", input, residual, weight, bias)
@@ -61,7 +64,7 @@ def add_layer_norm(
 
 
 def add_rms_norm(input: Tensor, residual: Tensor, weight: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
-    """(rms_norm(sum), sum) with sum = input + residual; arguments and result as in `add_layer_norm`."""
+    """Compute (rms_norm(sum), sum) with sum = input + residual; arguments, result and errors as in `add_layer_norm`."""
     _check(input, residual, weight=weight)
     refuse_derivatives("add_rms_norm", input, residual, weight)
     return torch.ops.hf_cpu_accel.add_rms_norm(input, residual, weight, eps)
@@ -85,19 +88,19 @@ def _check(input: Tensor, residual: Tensor | None = None, **vectors: Tensor | No
 
 
 def layer_norm_reference(input: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
-    """The op in plain torch."""
+    """Compute the op in PyTorch."""
     return _normalize(input.float(), weight, bias, eps, centered=True).to(input.dtype)
 
 
 def rms_norm_reference(input: Tensor, weight: Tensor | None, eps: float) -> Tensor:
-    """The op in plain torch."""
+    """Compute the op in PyTorch."""
     return _normalize(input.float(), weight, None, eps, centered=False).to(input.dtype)
 
 
 def add_layer_norm_reference(
     input: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor]:
-    """The op in plain torch."""
+    """Compute the op in PyTorch."""
     total = input.float() + residual.float()
     return _normalize(total, weight, bias, eps, centered=True).to(input.dtype), _fresh(total, input)
 
@@ -105,12 +108,14 @@ def add_layer_norm_reference(
 def add_rms_norm_reference(
     input: Tensor, residual: Tensor, weight: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor]:
-    """The op in plain torch."""
+    """Compute the op in PyTorch."""
     total = input.float() + residual.float()
     return _normalize(total, weight, None, eps, centered=False).to(input.dtype), _fresh(total, input)
 
 
-def _normalize(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, *, centered: bool) -> Tensor:
+def _normalize(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, *, centered: bool
+) -> Tensor:
     if centered:
         x = x - x.mean(dim=-1, keepdim=True)
         x = x - x.mean(dim=-1, keepdim=True)  # the low part of the mean, as in the kernel

@@ -1,6 +1,6 @@
-"""paged_attention: causal attention of several sequences, one behind the other, over keys that lie in pages of a common cache.
+"""paged_attention: causal attention of several sequences, without padding, over keys in pages of a shared KV cache.
 
-What continuous batching needs (Kwon et al. 2023, arXiv:2309.06180): no sequence is padded, and no key is copied to be read.
+For continuous batching (Kwon et al. 2023, arXiv:2309.06180). Keys are read in place, without a copy.
 """
 
 from __future__ import annotations
@@ -25,21 +25,23 @@ def paged_attention(
     scale: float,
     window: int | None = None,
 ) -> Tensor:
-    """softmax(scale * query key^T) value for each sequence, whose last query stands at its last key.
+    """Compute softmax(scale * query key^T) value for each sequence; its last query is at its last key.
 
     Args:
         query: [tokens, heads, D] float32 or bfloat16; sequence s has the rows query_begin[s] to query_begin[s + 1].
-        key, value: [slots, kv_heads, D] and [slots, kv_heads, Dv], or as int8 caches hold them (ops/kv_cache.py); heads is a
+        key, value: [slots, kv_heads, D] and [slots, kv_heads, Dv], or the format of int8 caches (ops/kv_cache.py); heads is a
             multiple of kv_heads. Dense last dimensions.
-        query_begin, key_begin: int32 [sequences + 1], rising from 0 to the number of tokens, and to that of `slots`.
-        slots: int32 [all keys], where the keys key_begin[s] to key_begin[s + 1] of sequence s lie.
-        window: how many keys a query sees, its own among them; None for all.
+        query_begin, key_begin: int32 [sequences + 1], ascending from 0 to the number of tokens, and to the length of `slots`.
+        slots: int32 [all keys], the rows of `key` and `value` of the keys key_begin[s] to key_begin[s + 1] of sequence s.
+        scale: factor of the scores.
+        window: the number of keys that a query sees, including its own; None for all.
 
     Returns:
         [tokens, heads, Dv] contiguous, dtype of the query.
 
     Raises:
-        ValueError: if the shapes do not fit, or the window has no key.
+        ValueError: the shapes do not fit, or window < 1.
+        RuntimeError: an index is out of range, or a sequence has more queries than keys.
     """
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         if tensor.dim() != 3:
@@ -52,7 +54,7 @@ def paged_attention(
             f"key of shape {tuple(key.shape)} and dtype {key.dtype} does not fit query of shape {tuple(query.shape)}"
         )
     if window is not None and window < 1:
-        raise ValueError(f"window={window}: at least 1, or None")
+        raise ValueError(f"window={window}: must be at least 1, or None")
     return torch.ops.hf_cpu_accel.paged_attention(
         query, key, value, query_begin, key_begin, slots, window or 0, scale
     )
@@ -66,16 +68,16 @@ _SCHEMA = (
 
 @by_name(_SCHEMA)
 def paged_attention_reference(given: Any) -> Tensor:
-    """The op in plain torch, sequence by sequence."""
+    """Compute the op in PyTorch, sequence by sequence."""
     query, key, value = given.query, given.key, given.value
     tokens, heads, _ = query.shape
     output = query.new_empty(tokens, heads, features_of(value))
     ends = given.query_begin[1:].tolist(), given.key_begin[1:].tolist()
     first_query = first_key = 0
     for last_query, last_key in zip(*ends, strict=True):
-        own = given.slots[first_key:last_key].long()
+        slots = given.slots[first_key:last_key].long()
         keys, values = (
-            from_storage(states[own], torch.float32)
+            from_storage(states[slots], torch.float32)
             .transpose(0, 1)
             .repeat_interleave(heads // key.shape[1], dim=0)
             for states in (key, value)

@@ -1,4 +1,4 @@
-"""quantize_int4: the search for the best four-bit weights. pack_rotated: rotates, quantizes and packs integer weights at once."""
+"""quantize_int4: search for the best 4-bit weights. pack_rotated: rotate, quantize and pack integer weights in one pass."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hf_cpu_accel.packing.rotated import pack_rotated_reference
 
 
 def quantize_int4(weight: Tensor, group: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The levels, multipliers and scales of `int4.quantize`; where two are equally good, the kernel may take the other one.
+    """Return the levels, multipliers and scales of `int4.quantize`. Among equally good ones the kernel may choose another.
 
     Args:
         weight: [N, K] float32, contiguous, finite; K divisible by group.
@@ -21,12 +21,12 @@ def quantize_int4(weight: Tensor, group: int) -> tuple[Tensor, Tensor, Tensor]:
         index uint8 [N, K], multiplier int8 [N, K / group], float32 [2, N] (scales; sums of multiplier * level).
 
     Raises:
-        ValueError: for another group, or one that does not divide K.
+        ValueError: `group` is not in `int4.GROUPS`, or does not divide K.
     """
     int4.check_group(group)
     if weight.dim() != 2 or weight.shape[1] % group:
         raise ValueError(
-            f"weight of shape {tuple(weight.shape)}: it must be a matrix of whole groups of {group}"
+            f"weight of shape {tuple(weight.shape)}: must be a matrix whose columns are whole groups of {group}"
         )
     index, multiplier, scale = torch.ops.hf_cpu_accel.quantize_int4(weight, group)
     return index, multiplier, scale

@@ -1,7 +1,7 @@
-"""One way to declare an op: schema, shape function and plain-torch reference.
+"""Declaration of ops: schema, fake kernel and a reference in PyTorch.
 
-The C++ library declares the ops itself. Where it is absent (or older than this file), the references are registered under the same
-names, so that callers, `torch.compile` and `torch.export` never see a difference but speed.
+The C++ library declares its ops itself. Without it, or with an older one, the references are registered under the same names, so
+that callers, `torch.compile` and `torch.export` work the same, only slower.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ library = torch.library.Library(NAMESPACE, "FRAGMENT")
 
 
 def declare(schema: str, *, fake: Callable[..., Any], reference: Callable[..., Any]) -> None:
-    """Give the op of `schema` its fake kernel and, if the C++ library is not loaded, its implementation.
+    """Register the fake kernel of an op and, if the C++ library does not define the op, its reference.
 
     Args:
-        schema: the op's schema without namespace, as the C++ library declares it.
-        fake: takes the op's arguments, returns empty outputs of the right (symbolic) shape, dtype and strides.
-        reference: takes the op's arguments, computes them with plain torch.
+        schema: the op's schema without namespace, as in the C++ library.
+        fake: maps the op's arguments to empty outputs of the right (symbolic) shape, dtype and strides.
+        reference: maps the op's arguments to its outputs, computed in PyTorch.
     """
     name = schema[: schema.index("(")]
     extension.status()
@@ -42,8 +42,10 @@ def declare(schema: str, *, fake: Callable[..., Any], reference: Callable[..., A
 
 
 def by_name(schema: str) -> Callable[[Callable[[Any], T]], Callable[..., T]]:
-    """For references and fakes of many arguments: the function gets them as attributes of one value, by their names in `schema`,
-    and is called as the op is; optional tensors at the end may be left out."""
+    """Decorate a reference or fake kernel of many arguments to receive them as attributes of one value, named as in `schema`.
+
+    The decorated function is called like the op; optional tensors at the end may be omitted.
+    """
     declared = torch._C.parse_schema(schema).arguments
     last = itertools.takewhile(_may_be_left_out, reversed(declared))
     defaults = [argument.default_value for argument in last][::-1]
@@ -64,28 +66,28 @@ def _may_be_left_out(argument: Any) -> bool:
 
 
 def like_first(first: Tensor, *_: object) -> Tensor:
-    """The fake kernel of ops whose output has the shape and dtype of their first argument, and is contiguous."""
+    """Return an empty tensor: the fake kernel of ops with a contiguous output in the shape and dtype of the first argument."""
     return first.new_empty(first.shape)
 
 
-def positional(op: Any, named: Mapping[str, Any], given: int = 0) -> tuple[Any, ...]:
-    """The arguments of a call of `op` by position, in which graphs hold them.
+def positional(op: Any, named: Mapping[str, Any], first: int = 0) -> tuple[Any, ...]:
+    """Convert arguments by name to arguments by position, which graphs use.
 
     Args:
         op: an overload of an op.
-        named: arguments by their names in its schema. One that is left out has its default, or is None where it is optional.
-        given: how many arguments come before these, by position already.
+        named: arguments by their names in its schema. A missing one has its default, or is None if it is optional.
+        first: the number of arguments before these that are passed by position.
 
     Returns:
-        The arguments after those, up to the last one that is named or has no default.
+        The arguments from `first` on, up to the last one that is named or has no default.
 
     Raises:
-        TypeError: for a name that the op does not have, and for an argument that it needs.
+        TypeError: an unknown name, or a missing argument without a default.
     """
-    declared = op._schema.arguments[given:]
+    declared = op._schema.arguments[first:]
     unknown = named.keys() - {argument.name for argument in declared}
     if unknown:
-        raise TypeError(f"{op} has no argument {', '.join(sorted(unknown))} after the first {given}")
+        raise TypeError(f"{op} has no argument {', '.join(sorted(unknown))} after the first {first}")
     values: list[Any] = []
     length = 0
     for argument in declared:
@@ -97,6 +99,6 @@ def positional(op: Any, named: Mapping[str, Any], given: int = 0) -> tuple[Any, 
         elif isinstance(argument.type, torch.OptionalType):
             values.append(None)
         else:
-            raise TypeError(f"{op} needs {argument.name}")
+            raise TypeError(f"{op}: the required argument {argument.name} is missing")
         length = len(values)
     return tuple(values[:length])

@@ -1,9 +1,9 @@
-"""rotary_embedding: positions as rotations of pairs of features (RoPE, Su et al. 2021, arXiv:2104.09864).
+"""rotary_embedding: rotation of pairs of features by position (RoPE, Su et al. 2021, arXiv:2104.09864).
 
     halves:       out[i] = x[i] cos[i] - x[i + D/2] sin[i],     out[i + D/2] = x[i + D/2] cos[i + D/2] + x[i] sin[i + D/2]
     interleaved:  out[2i] = x[2i] cos[2i] - x[2i + 1] sin[2i],  out[2i + 1] = x[2i + 1] cos[2i + 1] + x[2i] sin[2i + 1]
 
-Models write x * cos + rotate_half(x) * sin, whose second half is a copy of x. Arithmetic is float32 for every dtype.
+Models write x * cos + rotate_half(x) * sin, which copies x. Arithmetic is float32 for every dtype.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from hf_cpu_accel.ops.registry import declare, like_first
 
 
 def rotary_embedding(input: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False) -> Tensor:
-    """Rotate the heads of each token.
+    """Rotate the heads of each token by its position.
 
     Args:
         input: [B, L, H, D] float32 or bfloat16, D even, any strides.
@@ -27,7 +27,8 @@ def rotary_embedding(input: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bo
         [B, L, H, D] contiguous, dtype of the input.
 
     Raises:
-        ValueError: if the shapes do not fit.
+        ValueError: the shapes do not fit.
+        RuntimeError: a derivative with respect to an input is computed.
     """
     if input.dim() != 4 or input.shape[3] % 2:
         raise ValueError(
@@ -45,7 +46,7 @@ def rotary_embedding(input: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bo
 
 
 def rotary_embedding_reference(input: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
-    """The op in plain torch; float64 inputs are computed in float64, others in float32."""
+    """Compute the op in PyTorch, in float64 for float64 inputs, else in float32."""
     precision = torch.float64 if input.dtype == torch.float64 else torch.float32
     x = input.to(precision)
     if interleaved:

@@ -1,4 +1,4 @@
-"""Rows in segments, each multiplied by a weight of its own: one GEMM per relation of a heterogeneous graph."""
+"""segment_matmul: a matrix product with one weight per segment of rows, such as the relations of a heterogeneous graph."""
 
 from __future__ import annotations
 
@@ -13,15 +13,19 @@ from hf_cpu_accel.ops.registry import NAMESPACE, declare, library
 
 
 def segment_matmul(x: Tensor, ends: Sequence[int], weight: Tensor) -> Tensor:
-    """[P, out]: rows [ends[r - 1], ends[r]) of x times weight[r].
+    """Multiply the rows [ends[r - 1], ends[r]) of x by weight[r].
 
     Args:
-        x: [P, in].
-        ends: R ascending numbers, the last one P.
-        weight: [R, in, out]; or [R, B, in / B, out / B] for B blocks of a block-diagonal matrix.
+        x: [P, in], any dtype of `torch.mm`.
+        ends: R ascending integers, the last one P.
+        weight: [R, in, out] in the dtype of x; or [R, B, in / B, out / B] for B blocks of a block-diagonal matrix.
+
+    Returns:
+        [P, out], dtype of x. Differentiable in reverse mode, any number of times.
 
     Raises:
-        ValueError: sizes that do not fit.
+        ValueError: the sizes do not fit.
+        RuntimeError: an input has a forward-mode tangent.
     """
     features = weight.shape[1] if weight.dim() == 3 else weight.shape[1] * weight.shape[2]
     if weight.dim() not in (3, 4) or x.dim() != 2 or x.shape[1] != features or len(ends) != weight.shape[0]:
@@ -33,7 +37,7 @@ def segment_matmul(x: Tensor, ends: Sequence[int], weight: Tensor) -> Tensor:
 
 
 def segment_matmul_reference(x: Tensor, ends: list[int], weight: Tensor) -> Tensor:
-    """The op: the products are torch's."""
+    """Compute the op by torch's matrix products."""
     output = _fake(x, ends, weight)
     begin = 0
     for end, matrix in zip(ends, weight.unbind(0), strict=True):
@@ -49,7 +53,7 @@ def segment_matmul_reference(x: Tensor, ends: list[int], weight: Tensor) -> Tens
 
 
 def segment_matmul_weight_reference(x: Tensor, ends: list[int], grad: Tensor, blocks: int) -> Tensor:
-    """The gradient of the weight: x^T grad of each segment."""
+    """Compute the gradient of the weight: x^T grad of each segment."""
     output = _weight_fake(x, ends, grad, blocks)
     begin = 0
     for end, matrix in zip(ends, output.unbind(0), strict=True):

@@ -1,7 +1,7 @@
-"""snake: x + scale sin(alpha x)^2 (Ziyin et al. 2020, arXiv:2006.08195), the activation of codecs of sound and of vocoders.
+"""snake: x + scale sin(alpha x)^2 (Ziyin et al. 2020, arXiv:2006.08195), the activation of audio codecs and vocoders.
 
-alpha and scale are one number for each channel. In the paper scale is 1 / alpha, in BigVGAN (Lee et al. 2022,
-arXiv:2206.04658) 1 over a second parameter. Arithmetic is float32 for every dtype.
+alpha and scale are one number per channel. scale is 1 / alpha in the paper, and 1 / beta with a second parameter beta in BigVGAN
+(Lee et al. 2022, arXiv:2206.04658). Arithmetic is float32 for every dtype.
 """
 
 from __future__ import annotations
@@ -14,17 +14,19 @@ from hf_cpu_accel.ops.registry import declare, like_first
 
 
 def snake(input: Tensor, alpha: Tensor, scale: Tensor, *, channels_last: bool = False) -> Tensor:
-    """The activation of sound.
+    """Compute x + scale sin(alpha x)^2 per channel.
 
     Args:
         input: [B, C, L], or [B, L, C] with channels_last, float32 or bfloat16, any strides.
         alpha, scale: [C] float32, contiguous.
+        channels_last: whether channels are the last dimension.
 
     Returns:
-        As the input, contiguous.
+        Shape and dtype of the input, contiguous.
 
     Raises:
-        ValueError: if the shapes do not fit.
+        ValueError: the shapes do not fit.
+        RuntimeError: a derivative with respect to an input is computed.
     """
     if input.dim() != 3:
         raise ValueError(f"input of shape {tuple(input.shape)}: must be [batch, channels, length]")
@@ -39,7 +41,7 @@ def snake(input: Tensor, alpha: Tensor, scale: Tensor, *, channels_last: bool = 
 
 
 def snake_reference(input: Tensor, alpha: Tensor, scale: Tensor, channels_last: bool) -> Tensor:
-    """The op in plain torch; float64 inputs are computed in float64, others in float32."""
+    """Compute the op in PyTorch, in float64 for float64 inputs, else in float32."""
     precision = torch.float64 if input.dtype == torch.float64 else torch.float32
     x = input.to(precision)
     alpha, scale = (

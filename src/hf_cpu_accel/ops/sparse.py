@@ -1,11 +1,12 @@
-"""Ops on graphs in compressed sparse rows (CSR): coordinates to CSR, sparse-dense products with any reduction, products per edge.
+"""Ops on graphs in compressed sparse rows (CSR): conversion from coordinates, SpMM with reductions (spmm_reduce), SDDMM and
+softmax.
 
-Row i of a CSR is a target node, its entries e in [rowptr[i], rowptr[i + 1]) are the edges that point to it, col[e] is the source
-of edge e. rowptr and col are int32. col may be longer than rowptr[-1]: what is beyond belongs to no row (`coo_to_csr` cannot know
-beforehand how many self-loops it drops, and outputs must have shapes that can be traced).
+Row i of a CSR is a target node. Its entries e in [rowptr[i], rowptr[i + 1]) are the edges that point to it, and col[e] is the
+source of edge e. rowptr and col are int32. col may be longer than rowptr[-1]; the entries beyond belong to no row. (`coo_to_csr`
+does not know in advance how many self-loops it removes, and output shapes must be traceable.)
 
-Features are float32 or bfloat16, sums and edge values are float32. Results do not depend on the number of threads. All
-are differentiable any number of times; extremes share their gradient among ties, as scatter_reduce does.
+Features are float32 or bfloat16, sums and edge values are float32. Results do not depend on the number of threads. All ops are
+differentiable in reverse mode, any number of times. Min and max divide their gradient evenly among ties, as scatter_reduce.
 """
 
 from __future__ import annotations
@@ -34,17 +35,18 @@ Transposed = tuple[Tensor, Tensor, Tensor]
 def coo_to_csr(
     row: Tensor, col: Tensor, rows: int, cols: int, *, loops: int = -1, order: bool = True
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Sort edges by their row, in parallel and stably: O(edges + rows).
+    """Convert edges to CSR with a parallel stable sort by row, in O(edges + rows).
 
     Args:
         row, col: [E] int64 or int32, targets below `rows` and sources below `cols`.
-        loops: -1 keeps the edges as they are. Otherwise all self-loops are dropped, and one loop (i, i) for each i < loops is
-            appended to its row.
-        order: whether the caller needs to know where each entry came from.
+        rows, cols: the number of targets and of sources.
+        loops: -1 does not change the edges. Otherwise all self-loops are removed, and one loop (i, i) is appended to each row
+            i < loops.
+        order: whether to return `order`.
 
     Returns:
-        rowptr [rows + 1], col [E + max(loops, 0)], and order of the same length as col: entry e was edge order[e], the loop of row
-        i is E + i. Empty if not wanted. All int32.
+        rowptr [rows + 1], col [E + max(loops, 0)], and order of the same length as col: entry e was edge order[e], and the loop of
+        row i is E + i. order is empty unless requested. All are int32.
 
     Raises:
         RuntimeError: an index is negative or out of range.
@@ -53,7 +55,15 @@ def coo_to_csr(
 
 
 def csr_transpose(rowptr: Tensor, col: Tensor, cols: int) -> Transposed:
-    """The CSR of the transposed matrix: t_rowptr [cols + 1], t_col [E] (rows), t_order [E] (entry e was entry t_order[e])."""
+    """Return the CSR of the transposed matrix.
+
+    Args:
+        rowptr, col: int32 [rows + 1] and [E].
+        cols: the number of columns.
+
+    Returns:
+        t_rowptr [cols + 1], t_col [E], the rows of the entries, and t_order [E]: entry e was entry t_order[e]. All are int32.
+    """
     return torch.ops.hf_cpu_accel.csr_transpose(rowptr, col, cols)
 
 
@@ -69,24 +79,27 @@ def spmm_reduce(
     bias: Tensor | None = None,
     transposed: Transposed | None = None,
 ) -> Tensor:
-    """output[i] = reduce over e in row i of value[e] * x[col[e]], + addend_scale * addend[i] + bias.
+    """Multiply a sparse by a dense matrix with a reduction (SpMM): reduce the messages of the edges of each row.
+
+    output[i] = (reduce over e in row i of value[e] * x[col[e]]) + addend_scale * addend[i] + bias
 
     Args:
         rowptr: [M + 1] int32.
-        col: [E] int32 below N; None where edge e reduces row e of x (a segment reduction).
-        value: [E], or [E, H] for H heads that divide the features into as many groups, or None for ones.
-        x: [N, K], any strides. float64 and float16 are computed by plain torch.
-        reduce: "sum", "mean" (divides by the number of edges), "min" or "max"; rows without edges give 0.
-        addend: [M, K] in the dtype of x; added as it comes, after the reduction.
-        bias: [K].
-        transposed: what `csr_transpose` gives, for the gradient; without it the backward pass computes it.
+        col: [E] int32 below N; None where edge e reads row e of x (a segment reduction).
+        value: [E], or [E, H] for H heads of K / H features, or None for ones. Converted to float32.
+        x: [N, K], any strides, float32 or bfloat16. PyTorch computes float64 and float16.
+        reduce: "sum", "mean" (divided by the number of edges), "min" or "max"; rows without edges give 0.
+        addend: [M, K] in the dtype of x, added after the reduction, or None.
+        addend_scale: factor of `addend`.
+        bias: [K], or None.
+        transposed: from `csr_transpose`, for the gradient; without it the backward pass computes it.
 
     Returns:
         [M, K] contiguous, dtype of x.
 
     Raises:
-        ValueError: shapes that do not fit, or an unknown reduction.
-        RuntimeError: rowptr or col that refer to what is not there.
+        ValueError: the shapes do not fit, or the reduction is unknown.
+        RuntimeError: an index in rowptr or col is out of range, or an input has a forward-mode tangent.
     """
     _check(rowptr, col, value, x, reduce, addend, bias)
     refuse_tangents("spmm_reduce", value, x, addend, bias)
@@ -97,7 +110,7 @@ def spmm_reduce(
     t_arguments = transposed or (None, None, None)
     if reduce in ("min", "max"):
         if value is not None and (x.dtype is not torch.float32 or value.dim() == 2):
-            # Rare: products of bfloat16 would be rounded before ties are looked for, and heads would need ties of their own.
+            # Rare: products in bfloat16 would be rounded before ties are compared, and each head would need its own ties.
             output = _extreme_of_messages(rowptr, col, value, x, reduce)
             return _add(output, addend, addend_scale, bias)
         if needs_gradient(value, x, addend, bias):
@@ -109,13 +122,29 @@ def spmm_reduce(
 
 
 def sddmm(rowptr: Tensor, col: Tensor | None, a: Tensor, b: Tensor, heads: int = 1) -> Tensor:
-    """[E, H] float32: <a[i], b[col[e]]> for each edge e of row i and head, a [M, K] and b [N, K]. Edges of no row give 0."""
+    """Compute the dot product <a[i], b[col[e]]> for each edge e of row i, per head (SDDMM).
+
+    Args:
+        rowptr, col: the graph; col None where edge e reads row e of b.
+        a: [M, K] float32 or bfloat16.
+        b: [N, K] in the dtype of a.
+        heads: H, which divides K.
+
+    Returns:
+        [E, H] float32; entries of no row are 0.
+
+    Raises:
+        RuntimeError: the shapes do not fit, an index is out of range, or an input has a forward-mode tangent.
+    """
     refuse_tangents("sddmm", a, b)
     return torch.ops.hf_cpu_accel.sddmm(rowptr, col, a, b, heads)
 
 
 def segment_softmax(rowptr: Tensor, scores: Tensor) -> Tensor:
-    """Softmax of scores [E, H] float32 over the edges of each row; 1e-16 is added to the sums, as in PyTorch Geometric."""
+    """Compute the softmax of scores [E, H] float32 over the edges of each row.
+
+    1e-16 is added to the sums, as in PyTorch Geometric. Entries of no row are 0.
+    """
     refuse_tangents("segment_softmax", scores)
     return torch.ops.hf_cpu_accel.segment_softmax(rowptr, scores.contiguous())
 
@@ -130,7 +159,7 @@ def _check(
     bias: Tensor | None,
 ) -> None:
     if reduce not in REDUCTIONS:
-        raise ValueError(f"reduce={reduce!r}: accepted are {', '.join(REDUCTIONS)}")
+        raise ValueError(f"reduce={reduce!r}: expected one of {', '.join(REDUCTIONS)}")
     if x.dim() != 2:
         raise ValueError(f"x of shape {tuple(x.shape)}: expected [nodes, features]")
     edges, features, rows = (x if col is None else col).shape[0], x.shape[1], rowptr.shape[0] - 1

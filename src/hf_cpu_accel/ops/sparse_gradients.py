@@ -1,9 +1,7 @@
-"""Gradients of the ops of ops/sparse.py, by the same ops: a sum over the transposed graph, a product per edge.
+"""Gradients of the ops of ops/sparse.py, computed by the same ops: a sum over the transposed graph, a product per edge.
 
-Arguments that are neither features nor values (the graph itself) have none.
-
-Gradients can be differentiated again. Kernels that only compute gradients have none of their own: where autograd records the
-backward pass (`create_graph=True`), differentiable ops take their place.
+The graph itself has no gradient, only features and values. Gradients can be differentiated again: kernels that compute gradients
+have none, so where autograd records the backward pass (`create_graph=True`) differentiable ops replace them.
 """
 
 from __future__ import annotations
@@ -26,19 +24,19 @@ def reference_gradients(
 
     Args:
         reference: an op in plain torch, which is differentiable any number of times.
-        grad: the gradient of its output, in the shape of that.
-        inputs: the arguments of `reference`. One tensor may be several of them.
+        inputs: the arguments of `reference`. The same tensor may occur several times.
+        grad: the gradient of the output, in its shape.
     """
-    # Views, so that a tensor that is given twice has two gradients.
+    # Views, so that a tensor that occurs twice has two gradients.
     views = [None if part is None else part.view_as(part) for part in inputs]
     wanted = [part for part in views if part is not None and part.requires_grad]
-    found = iter(torch.autograd.grad(reference(*views), wanted, grad, create_graph=True, allow_unused=True))
-    return [next(found) if part is not None and part.requires_grad else None for part in views]
+    grads = iter(torch.autograd.grad(reference(*views), wanted, grad, create_graph=True, allow_unused=True))
+    return [next(grads) if part is not None and part.requires_grad else None for part in views]
 
 
-def _turned(ctx: Any, rowptr: Tensor, col: Tensor, sources: int) -> Transposed:
-    given = ctx.transposed
-    return given if given[0] is not None else csr_transpose(rowptr, col, sources)
+def _transpose_of(ctx: Any, rowptr: Tensor, col: Tensor, sources: int) -> Transposed:
+    transposed = ctx.transposed
+    return transposed if transposed[0] is not None else csr_transpose(rowptr, col, sources)
 
 
 def _save_spmm(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -53,7 +51,7 @@ def _spmm_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     rowptr, col, value, x = ctx.saved_tensors
     if ctx.reduce not in ("sum", "mean"):
         raise RuntimeError(
-            "hf_cpu_accel::spmm_reduce with min or max has no gradient of its own: call ops.sparse.spmm_reduce"
+            "torch.ops.hf_cpu_accel.spmm_reduce has no gradient with min or max; call hf_cpu_accel.ops.sparse.spmm_reduce"
         )
     _, _, needs_value, needs_x, _, needs_addend, _, needs_bias, *_ = ctx.needs_input_grad
     scaled = grad
@@ -63,7 +61,7 @@ def _spmm_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     if needs_x and col is None:
         grad_x = _spread(scaled, rowptr, value, ctx.sources)
     elif needs_x:
-        t_rowptr, t_col, t_order = _turned(ctx, rowptr, col, ctx.sources)
+        t_rowptr, t_col, t_order = _transpose_of(ctx, rowptr, col, ctx.sources)
         t_value = None if value is None else value.index_select(0, t_order)
         grad_x = spmm_reduce(t_rowptr, t_col, t_value, scaled, "sum")
     if needs_value:
@@ -75,7 +73,7 @@ def _spmm_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
 
 
 def _spread(grad: Tensor, rowptr: Tensor, value: Tensor | None, edges: int) -> Tensor:
-    """The gradient of a segment sum: each edge has that of its row."""
+    """Return the gradient of a segment sum: each edge has the gradient of its row."""
     used = rowptr[-1]
     messages = grad.index_select(0, row_of_edge(rowptr, edges))
     if value is not None:
@@ -112,7 +110,7 @@ def _extreme_backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None,
         )
         grad_x = torch.where(reached, shared.index_select(0, row), 0.0) * weight
     elif ctx.needs_input_grad[3]:
-        t_rowptr, t_col, t_order = _turned(ctx, rowptr, col, x.shape[0])
+        t_rowptr, t_col, t_order = _transpose_of(ctx, rowptr, col, x.shape[0])
         t_value = None if value is None else value.index_select(0, t_order)
         grad_x = torch.ops.hf_cpu_accel.spmm_extreme_backward(t_rowptr, t_col, t_value, x, output, shared)
     if ctx.needs_input_grad[2]:

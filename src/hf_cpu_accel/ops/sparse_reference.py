@@ -1,4 +1,4 @@
-"""What the ops of ops/sparse.py compute, in plain torch. Differentiable; in float32 or, for float64, in that."""
+"""References of the ops of ops/sparse.py in PyTorch. Differentiable; in float64 for float64 inputs, else in float32."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def row_of_edge(rowptr: Tensor, edges: int) -> Tensor:
-    """[edges] int64: the row of each entry; for entries of no row the last one."""
+    """Return the row of each entry, int64 [edges]; the last row for entries of no row."""
     rows = rowptr.shape[0] - 1
     if rows == 0:
         return torch.zeros(edges, dtype=torch.long)
@@ -19,7 +19,7 @@ def row_of_edge(rowptr: Tensor, edges: int) -> Tensor:
 def coo_to_csr_reference(
     row: Tensor, col: Tensor, rows: int, cols: int, loops: int, order: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The op in plain torch."""
+    """Compute the op in PyTorch."""
     row, col = row.long(), col.long()
     edges, added = len(row), max(loops, 0)
     if edges and (min(row.min(), col.min()) < 0 or row.max() >= rows or col.max() >= cols):
@@ -27,10 +27,11 @@ def coo_to_csr_reference(
             "hf_cpu_accel::coo_to_csr: an index is negative or out of range: "
             f"row must be below {rows} and col below {cols}"
         )
-    kept = torch.arange(edges) if loops < 0 else (row != col).nonzero().view(-1)
+    remaining = torch.arange(edges) if loops < 0 else (row != col).nonzero().view(-1)
     nodes = torch.arange(added)
     row, col, origin = (
-        torch.cat([old, new]) for old, new in ((row[kept], nodes), (col[kept], nodes), (kept, nodes + edges))
+        torch.cat([old, new])
+        for old, new in ((row[remaining], nodes), (col[remaining], nodes), (remaining, nodes + edges))
     )
     by_row = torch.argsort(row, stable=True)
     rowptr = torch.zeros(rows + 1, dtype=torch.int32)
@@ -41,7 +42,7 @@ def coo_to_csr_reference(
 
 
 def csr_transpose_reference(rowptr: Tensor, col: Tensor, cols: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The op in plain torch."""
+    """Compute the op in PyTorch."""
     edges = int(rowptr[-1])
     row = row_of_edge(rowptr, edges)
     transposed = coo_to_csr_reference(col[:edges], row, cols, rowptr.shape[0] - 1, -1, True)
@@ -60,7 +61,7 @@ def spmm_reduce_reference(
     bias: Tensor | None = None,
     *_: Tensor | None,
 ) -> Tensor:
-    """The op in plain torch."""
+    """Compute the op in PyTorch."""
     compute = x.dtype if x.dtype is torch.float64 else torch.float32
     rows, features = rowptr.shape[0] - 1, x.shape[1]
     edges = int(rowptr[-1])
@@ -98,14 +99,14 @@ def _check_graph(rowptr: Tensor, col: Tensor | None, sources: int) -> None:
         used is not None and len(used) and (int(used.min()) < 0 or int(used.max()) >= sources)
     ):
         raise RuntimeError(
-            "hf_cpu_accel: rowptr must not decrease or go beyond col, and col must be rows that exist"
+            "hf_cpu_accel: rowptr must not decrease or exceed the length of col, and col must index rows that exist"
         )
 
 
 def spmm_extreme_reference(
     rowptr: Tensor, col: Tensor | None, value: Tensor | None, x: Tensor, reduce: str, *_: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """The op in plain torch."""
+    """Compute the op in PyTorch."""
     output = spmm_reduce_reference(rowptr, col, value, x, reduce)
     edges = int(rowptr[-1])
     row = row_of_edge(rowptr, edges)
@@ -119,7 +120,7 @@ def spmm_extreme_reference(
 def spmm_extreme_backward_reference(
     t_rowptr: Tensor, t_col: Tensor, t_value: Tensor | None, x: Tensor, output: Tensor, grad: Tensor
 ) -> Tensor:
-    """The op in plain torch."""
+    """Compute the op in PyTorch."""
     edges = int(t_rowptr[-1])
     source, target = row_of_edge(t_rowptr, edges), t_col[:edges]
     weight = torch.ones(edges, 1) if t_value is None else t_value[:edges].reshape(edges, 1)
@@ -130,7 +131,7 @@ def spmm_extreme_backward_reference(
 
 
 def sddmm_reference(rowptr: Tensor, col: Tensor | None, a: Tensor, b: Tensor, heads: int) -> Tensor:
-    """The op in plain torch."""
+    """Compute the op in PyTorch."""
     edges, features = (b if col is None else col).shape[0], b.shape[1]
     used = int(rowptr[-1])
     left = a.index_select(0, row_of_edge(rowptr, used)).float()
@@ -140,7 +141,7 @@ def sddmm_reference(rowptr: Tensor, col: Tensor | None, a: Tensor, b: Tensor, he
 
 
 def segment_softmax_reference(rowptr: Tensor, scores: Tensor) -> Tensor:
-    """The op in plain torch."""
+    """Compute the op in PyTorch."""
     used, rows = int(rowptr[-1]), rowptr.shape[0] - 1
     row, inside = row_of_edge(rowptr, used), scores[:used]
     index = row.unsqueeze(1).expand_as(inside)
@@ -154,7 +155,7 @@ def segment_softmax_reference(rowptr: Tensor, scores: Tensor) -> Tensor:
 
 
 def segment_softmax_backward_reference(rowptr: Tensor, softmax: Tensor, grad: Tensor) -> Tensor:
-    """The op in plain torch."""
+    """Compute the op in PyTorch."""
     used, rows = int(rowptr[-1]), rowptr.shape[0] - 1
     row = row_of_edge(rowptr, used)
     inner = softmax.new_zeros(rows, softmax.shape[1]).index_add(0, row, (softmax * grad)[:used])

@@ -1,6 +1,7 @@
-"""keep_values, have_values, drop_values: whether tensors still hold what they held; `sampled`: the values of large ones to compare.
+"""keep_values, have_values, drop_values: check whether tensors have changed; `sampled`: a sample of a large tensor to compare.
 
-Hundreds of small ones are compared where they lie: to hand them to an op in each call took longer than to compare them.
+The library stores pointers to hundreds of small tensors, because passing them to an op in each call takes longer than comparing
+them.
 """
 
 from __future__ import annotations
@@ -15,21 +16,21 @@ from hf_cpu_accel.ops.kept import Kept, can_keep
 
 
 class KeptValues:
-    """Tensors of one dtype, and what they held when this was made. Copies and pickles go on from the same values.
+    """Tensors of one dtype, and a copy of their values. Copies and pickles have the same values.
 
     Attributes:
-        tensors: of any shape; not copies of them: where the memory of one is exchanged (`.data`), the new one is read.
-        values: [elements of all of them], one tensor after another.
+        tensors: of any shape, not copied: if the memory of one is replaced (`.data`), the new memory is compared.
+        values: [total number of elements], one tensor after another.
     """
 
     def __init__(self, tensors: list[Tensor]) -> None:
         """
         Raises:
-            ValueError: no tensors, or dtypes that differ.
+            ValueError: no tensors, or different dtypes.
         """
         dtypes = {tensor.dtype for tensor in tensors}
         if len(dtypes) != 1:
-            raise ValueError(f"tensors: must be of one dtype and not {sorted(map(str, dtypes))}")
+            raise ValueError(f"tensors must have one dtype, got {sorted(map(str, dtypes))}")
         self._start(tensors, torch.cat([tensor.detach().reshape(-1) for tensor in tensors]))
 
     def _start(self, tensors: list[Tensor], values: Tensor) -> None:
@@ -37,7 +38,7 @@ class KeptValues:
         self._kept = Kept("values", tensors, values) if can_keep("values") else None
 
     def are_held(self) -> bool:
-        """Whether each tensor has the dtype and the values that it had, bit by bit."""
+        """Return whether each tensor still has the same dtype and values, bit for bit."""
         return _have_values(self) if self._kept is None else _OPS.have_values(self._kept.number)
 
     def __getstate__(self) -> tuple[list[Tensor], Tensor]:
@@ -68,7 +69,7 @@ def _coprime(step: int, columns: int) -> int:
 
 
 def _have_values(kept: KeptValues) -> bool:
-    """The reference."""
+    """Compare in PyTorch: the reference."""
     if any(tensor.dtype is not kept.values.dtype for tensor in kept.tensors):
         return False
     present = torch.cat([tensor.detach().reshape(-1) for tensor in kept.tensors])

@@ -70,7 +70,8 @@ class AffineGroups:
         """
         if bits < self.bits or self.group % group:
             raise ValueError(
-                f"{bits} bits in groups of {group}: no finer than {self.bits} bits in groups of {self.group}"
+                f"{bits} bits in groups of {group} would round {self.bits} bits in groups of {self.group}; "
+                "use at least as many bits, and a group that divides"
             )
         times, groups = self.group // group, -(-self.q.shape[1] // group)
         scale, offset = (t.repeat_interleave(times, dim=1)[:, :groups] for t in (self.scale, self.offset))
@@ -83,7 +84,7 @@ def check_group(group: int) -> None:
         ValueError: it is neither 16, 32 nor a multiple of 64.
     """
     if group not in (16, 32) and (group <= 0 or group % 64):
-        raise ValueError(f"group={group!r}: accepted are 16, 32 and multiples of 64")
+        raise ValueError(f"group={group!r}: expected 16, 32 or a multiple of 64")
 
 
 def shape_of(out_features: int, in_features: int, bits: int, group: int, *, half: bool) -> tuple[int, ...]:
@@ -180,7 +181,7 @@ def pack(weight: AffineGroups, *, half: bool | None = None) -> Tensor:
     if half is not False:
         exact = _is_half(weight.scale) and _is_half(weight.offset)
         if half and not exact:
-            raise NotHalfError("scale or offset: not in float16")
+            raise NotHalfError("scale or offset is not representable in float16")
         half = exact
     data = torch.empty(shape_of(rows, columns, bits, group, half=half), dtype=torch.uint8)
     panels, groups = data.shape[:2]

@@ -54,13 +54,15 @@ def pack_conv2d(weight: Tensor, dtype: str, *, tiled: bool = False) -> PackedWei
         ValueError: for another dtype, a weight of another shape, or `tiled` where `takes_tiles` says no.
     """
     if weight.dim() != 4:
-        raise ValueError(f"weight of shape {tuple(weight.shape)}: a convolution has [out, in, height, width]")
+        raise ValueError(f"weight of shape {tuple(weight.shape)}: must be [out, in, height, width]")
     if dtype in BITS:
-        raise ValueError(f"dtype={dtype!r}: weights of convolutions have no affine groups")
+        raise ValueError(
+            f"dtype={dtype!r}: not supported for convolutions; use float32, bfloat16, int8 or int4"
+        )
     if tiled and not takes_tiles(weight.shape, dtype):
         raise ValueError(
-            f"tiled=True: a weight of shape {tuple(weight.shape)} in {dtype} is not for tiles, only [out, in, 3, 3] in float32, "
-            f"bfloat16 or, from {_LEAST_CHANNELS['int8']} channels on, int8, with a multiple of {TILE_CHANNELS} input channels"
+            f"tiled=True: a weight of shape {tuple(weight.shape)} in {dtype} is not for tiles; expected [out, in, 3, 3] in "
+            f"float32, bfloat16, or int8 from {_LEAST_CHANNELS['int8']} channels, with a multiple of {TILE_CHANNELS} input channels"
         )
     if tiled:
         return _pack_tiles(weight.detach(), dtype)
@@ -79,7 +81,7 @@ def pack_grouped(weight: Tensor) -> PackedWeight:
     """
     if weight.dim() != 4 or 0 in weight.shape or weight.shape[0] % weight.shape[1]:
         raise ValueError(
-            f"weight of shape {tuple(weight.shape)}: a convolution in groups has [channels, channels of a group, height, width]"
+            f"weight of shape {tuple(weight.shape)}: must be [channels, channels of a group, height, width]"
         )
     data = weight.detach().float().flatten(2).permute(2, 1, 0).contiguous()
     return PackedWeight(data, None, weight[0].numel(), data.shape[2], "float32")

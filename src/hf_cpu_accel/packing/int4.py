@@ -34,7 +34,7 @@ def check_group(group: int) -> None:
         ValueError: it is none of GROUPS.
     """
     if group not in GROUPS:
-        raise ValueError(f"group={group!r}: accepted are {', '.join(map(str, GROUPS))}")
+        raise ValueError(f"group={group!r}: expected one of {', '.join(map(str, GROUPS))}")
 
 
 def quantize(weight: Tensor, group: int) -> tuple[Tensor, Tensor, Tensor]:

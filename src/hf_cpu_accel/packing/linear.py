@@ -100,7 +100,7 @@ def pack_linear(weight: Tensor, dtype: str, *, int4_group: int = 32) -> PackedWe
     """
     if weight.dim() != 2 or not weight.is_floating_point():
         raise ValueError(
-            f"weight must be a floating point matrix, got {weight.dtype} of shape {tuple(weight.shape)}"
+            f"weight must be a floating point matrix, got dtype {weight.dtype} and shape {tuple(weight.shape)}"
         )
     weight = weight.detach()
     if dtype in BITS:
@@ -132,7 +132,7 @@ def shapes_of(
         ValueError: for a dtype outside of FORMS.
     """
     if dtype not in FORMS:
-        raise ValueError(f"dtype={dtype!r}: packed weights are {', '.join(FORMS)}")
+        raise ValueError(f"dtype={dtype!r}: expected one of {', '.join(FORMS)}")
     if dtype in BITS:  # whose scales are in float16 where `affine.quantize` finds them
         return [(affine.shape_of(out_features, in_features, BITS[dtype], int4_group, half=True), torch.uint8)]
     panels = -(-out_features // PANEL_FEATURES)
@@ -192,7 +192,7 @@ def _stacked(weights: Iterable[PackedWeight], count: int) -> PackedWeight:
         if whole.scale is not None and packed.scale is not None:
             whole.scale[:, number * rows : (number + 1) * rows] = packed.scale
     if whole is None:
-        raise ValueError("weights: at least one")
+        raise ValueError("weights is empty: at least one is required")
     return whole
 
 
@@ -218,7 +218,7 @@ def dtype_of(data: Tensor) -> str:
         return f"affine{data.shape[2]}"
     dtype = known.get((data.dtype, data.dim()))
     if dtype is None:
-        raise ValueError(f"{data.dtype} of shape {tuple(data.shape)} is no packed weight")
+        raise ValueError(f"data of dtype {data.dtype} and shape {tuple(data.shape)} is not a packed weight")
     return dtype
 
 

@@ -76,7 +76,7 @@ def check_version(version: object, written_by: str) -> None:
     """
     if version != FORMAT_VERSION:
         raise DamagedFile(
-            f"the config names the format version {version!r} of packed files, and this version of hf_cpu_accel reads "
+            f"the config has format version {version!r} of packed files, and this version of hf_cpu_accel reads "
             f"{FORMAT_VERSION}: install the version that wrote it ({written_by}), or pack the model again with this one"
         )
 
@@ -94,7 +94,7 @@ def read_packed(path: Path) -> PackedModelFile:
         version = header["format_version"]
         if version != FORMAT_VERSION:
             raise ValueError(
-                f"it has the format version {version!r}, and this version of hf_cpu_accel reads {FORMAT_VERSION}: "
+                f"it has format version {version!r}, and this version of hf_cpu_accel reads {FORMAT_VERSION}: "
                 "install the version that wrote it, or pack the model again with this one"
             )
         file.check()

@@ -2,7 +2,7 @@
 
 Transformers have a few features that are far larger than the others in every row. The range of the row, and so the step that
 all its features are rounded with, is theirs. H mixes each feature with 15 others: the large ones are spread out, rows and
-weights both get values of like size, and rounding costs a third to a half of what it costs without (docs/reference/dtypes.md).
+weights both get values of like size, and rounding costs a third to a half of what it costs without (benchmarks/history/2026-11.md).
 The model's answers need no correction for it, since H H = 16, and no data is needed to choose it (Ashkboos et al. 2024, QuaRot,
 arXiv:2404.00456).
 

@@ -51,7 +51,7 @@ def check_packed(packed: PackedWeight) -> None:
     rows, columns = packed.out_features, packed.in_features
     bits = re.search(r"\d+", packed.dtype)
     if bits is None or rows <= 0 or columns <= 0:
-        raise ValueError(f"no packed weight is {packed.dtype!r} of {rows} x {columns}")
+        raise ValueError(f"dtype={packed.dtype!r}, {rows} x {columns} features: not a valid packed weight")
     # For oneDNN, which a panel of one feature is not.
     plain = data.dim() > 2 and data.dtype.is_floating_point and data.shape[0] == rows
     panels = -(-rows // PANEL_FEATURES)
@@ -59,14 +59,16 @@ def check_packed(packed: PackedWeight) -> None:
     enough = data.dim() > 2 and data.shape[0] == panels and data.nbytes * 8 >= needed
     if not enough and not (plain and data[0].numel() == columns):
         raise ValueError(
-            f"data of shape {tuple(data.shape)} is no {packed.dtype} weight of {rows} x {columns}"
+            f"data of shape {tuple(data.shape)} is not a {packed.dtype} weight of {rows} x {columns}"
         )
     if scale is None:
         return
     if scale.dtype is not torch.float32 or scale.dim() < 2 or scale.shape[-1] != rows:
-        raise ValueError(f"a scale in {scale.dtype} of shape {tuple(scale.shape)} for {rows} output features")
+        raise ValueError(
+            f"scale of dtype {scale.dtype} and shape {tuple(scale.shape)} does not fit {rows} output features"
+        )
     if not bool(torch.isfinite(scale).all()):
-        raise ValueError("a scale holds NaN or infinite values")
+        raise ValueError("scale contains NaN or infinity")
 
 
 def check_permutation(permutation: Tensor | None, in_features: int) -> None:
@@ -78,7 +80,7 @@ def check_permutation(permutation: Tensor | None, in_features: int) -> None:
         return
     if permutation.dtype is not torch.int64 or permutation.shape != (in_features,):
         raise ValueError(
-            f"a permutation in {permutation.dtype} of shape {tuple(permutation.shape)} for {in_features} features"
+            f"a permutation of dtype {permutation.dtype} and shape {tuple(permutation.shape)} does not fit {in_features} features"
         )
     if not torch.equal(permutation.sort().values, torch.arange(in_features)):
-        raise ValueError(f"a permutation that is no order of {in_features} features")
+        raise ValueError(f"a permutation does not contain each of {in_features} features once")

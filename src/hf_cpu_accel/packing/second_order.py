@@ -54,7 +54,7 @@ class Curvature:
         matrix = gram.double()
         mean = matrix.diagonal().mean().item() if len(matrix) else 0.0
         if not abs(mean) < float("inf"):
-            raise ValueError("the inputs hold NaN or infinite values, or too large ones")
+            raise ValueError("the calibration inputs contain NaN, infinity or values too large to square")
         matrix.diagonal().add_(damping * mean if mean > 0 else 1.0)
         inverse = torch.cholesky_inverse(torch.linalg.cholesky(matrix))
         return cls(matrix.float(), torch.linalg.cholesky(inverse, upper=True).float())

@@ -125,7 +125,7 @@ class TensorFile:
     def damaged(self, reason: object) -> DamagedFile:
         """The error to raise for this file."""
         return DamagedFile(
-            f"{self.path} cannot be loaded: {reason}. Nothing was loaded; write or download it again"
+            f"{self.path} cannot be loaded: {reason}. Nothing was loaded; write or download the file again"
         )
 
     def __iter__(self) -> Iterator[str]:
@@ -139,7 +139,7 @@ class TensorFile:
         """
         entry = self._entries.get(name)
         if entry is None:
-            raise self.damaged(f"it holds no tensor {name!r}")
+            raise self.damaged(f"it has no tensor {name!r}")
         content = self._mapped[self._start + entry.begin : self._start + entry.end]
         return (
             content.view(entry.dtype).view(entry.shape)
@@ -160,7 +160,7 @@ class TensorFile:
             right = dict(zip(names, pool.map(lambda name: self._is_right(name, content), names), strict=True))
         wrong = [name for name in names if not right[name]]
         if wrong:
-            raise self.damaged(f"the content of {wrong[0]!r} is not what was written (CRC-32)")
+            raise self.damaged(f"the content of {wrong[0]!r} has changed since it was written (CRC-32)")
 
     def _is_right(self, name: str, content: memoryview) -> bool:
         entry = self._entries[name]
@@ -174,7 +174,7 @@ class TensorFile:
 def _bytes_of(name: str, tensor: Tensor) -> memoryview:
     if name.startswith(_PADDING) or tensor.dtype not in _NAMES:
         raise ValueError(
-            f"{name}: {tensor.dtype} cannot be written; accepted are {', '.join(map(str, _NAMES))}"
+            f"{name}: {tensor.dtype} cannot be written; expected one of {', '.join(map(str, _NAMES))}"
         )
     view: memoryview = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data
     return view
@@ -201,7 +201,7 @@ def _read_header(prefix: bytes, file: BinaryIO, size: int) -> bytes:
     length = int.from_bytes(prefix, "little")
     if len(prefix) < 8 or not 2 <= length <= min(_MOST_HEADER, size - 8):
         raise ValueError(
-            f"its header is said to have {length} of its {size} bytes: it is truncated, or no such file"
+            f"its header claims {length} of its {size} bytes: it is truncated, or not a safetensors file"
         )
     return prefix + file.read(length)
 
@@ -211,21 +211,21 @@ def _parse(text: bytes, size: int) -> tuple[dict[str, _Entry], dict[str, Any]]:
     header = json.loads(text[8:])
     metadata = header.pop("__metadata__", None) if isinstance(header, dict) else None
     if not isinstance(metadata, dict) or _HEADER_HASH not in metadata or _CHECKSUMS not in metadata:
-        raise ValueError("it has no checksums: it was not written by hf_cpu_accel")
+        raise ValueError("it has no checksums, so it was not written by hf_cpu_accel")
     found = metadata.pop(_HEADER_HASH)
     blank = text.replace(str(found).encode(), b"0" * 64, 1)
     if hashlib.sha256(blank).hexdigest() != found:
-        raise ValueError("its header is not what was written (SHA-256)")
+        raise ValueError("its header has changed since it was written (SHA-256)")
     metadata[_CHECKSUMS] = json.loads(metadata[_CHECKSUMS])
     entries = {name: _entry(row) for name, row in header.items()}
     end = 0
     for name, entry in entries.items():
         if entry.begin != end or entry.end - entry.begin != math.prod(entry.shape) * entry.dtype.itemsize:
-            raise ValueError(f"the place of {name!r} is wrong")
+            raise ValueError(f"the offsets of {name!r} are wrong")
         end = entry.end
     if len(text) + end != size:
         raise ValueError(
-            f"it has {size} bytes, and {len(text) + end} were written: it is truncated, or was added to"
+            f"it has {size} bytes, but {len(text) + end} were written: it is truncated or extended"
         )
     return entries, metadata
 
@@ -234,5 +234,5 @@ def _entry(row: dict[str, Any]) -> _Entry:
     begin, end = row["data_offsets"]
     shape = tuple(row["shape"])
     if not all(type(number) is int and number >= 0 for number in (begin, end, *shape)):
-        raise ValueError(f"{row!r} describes no tensor")
+        raise ValueError(f"{row!r} does not describe a tensor")
     return _Entry(_DTYPES[row["dtype"]], shape, begin, end)

@@ -6,7 +6,7 @@ The image is cut into tiles of 4 x 4 pixels, each two further than the last, tha
     output = A^T [(G weight G^T) * (B^T tile B)] A
 
 with * number by number and a sum over the channels, so that the 16 positions of a tile are 16 matrix products. What rounding the
-middle to bfloat16 adds is about 1.5 times what rounding weight and image adds (docs/reference/dtypes.md).
+middle to bfloat16 adds is about 1.5 times what rounding weight and image adds (benchmarks/history/2026-11.md).
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Changes to a user's model that can be taken back: the journal, hooks, overridden methods, and where original weights wait."""
+"""Reversible changes to a user's model: the journal, hooks, overridden methods, and storage of original weights."""

@@ -1,4 +1,4 @@
-"""What an accelerated model carries: its plan, and the journal by which everything is undone."""
+"""The state of an accelerated model: its plan, and the journal that undoes all changes."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class Acceleration:
     """The state of an accelerated model.
 
     Attributes:
-        name: what the target called it, if it had several.
-        calibration: the calls that four-bit weights were rounded for, to do so again where it is accelerated anew.
+        name: its name in the target, if the target has several models.
+        calibration: the calls for which four-bit weights were rounded, for another acceleration.
         from_file: whether its packed weights came from a file, without the original ones.
-        is_whole: False while it is being made, and if that was interrupted and could not be undone: `undo` then goes on.
+        is_whole: False during the acceleration, and if an interruption could not be undone: `undo` then continues.
     """
 
     plan: Plan
@@ -41,7 +41,7 @@ class Acceleration:
 
 
 class AddedState:
-    """The attribute, and the hooks that refuse to load a state dict, are there."""
+    """A change in the journal: the attribute, and the hooks that reject loading a state dict."""
 
     def __init__(self, root: nn.Module) -> None:
         self.root = root
@@ -54,17 +54,17 @@ class AddedState:
 
 
 def acceleration_of(root: nn.Module) -> Acceleration | None:
-    """The state of `root`, or None if it is not accelerated itself (a part of it, or a model around it, may be)."""
+    """Return the state of `root`, or None if it is not accelerated itself (a part of it, or a model around it, may be)."""
     return vars(root).get(ATTRIBUTE)
 
 
 def accelerated_parts(root: nn.Module) -> list[nn.Module]:
-    """The modules at and below `root` that were accelerated on their own."""
+    """Return the modules at and below `root` that were accelerated on their own."""
     return [module for module in root.modules() if acceleration_of(module) is not None]
 
 
 def undo(root: nn.Module) -> None:
-    """Give `root` its original modules, weights and configs back.
+    """Restore the original modules, weights and configs of `root`.
 
     Raises:
         RuntimeError: the original weights were dropped (`originals="drop"`); the model stays accelerated.

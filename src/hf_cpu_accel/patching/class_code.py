@@ -1,4 +1,4 @@
-"""Which attributes of modules the code of their classes reads and writes."""
+"""Find the attributes of modules that the code of their classes reads and writes."""
 
 from __future__ import annotations
 
@@ -15,21 +15,22 @@ from torch import nn
 
 @cache
 def names_in(cls: type) -> frozenset[str]:
-    """All that the methods of `cls`, a class of modules, may ask one for: the names in their code, and the words, which may be
-    given to `getattr`."""
+    """Return all names that the methods of `cls`, a module class, may read: names in their code, and strings that may go to
+    `getattr`."""
     return frozenset(name for _, code in _codes(cls) for name in (*code.co_names, *_words(code)))
 
 
 @cache
 def names_written(cls: type) -> frozenset[str]:
-    """The attributes, of whichever object, that the methods of `cls` write or delete once a module is made."""
+    """Return the attributes, of any object, that the methods of `cls` write or delete after a module is created."""
     codes = [code for method, code in _codes(cls) if method != "__init__"]
     return frozenset(name for code in codes for name in _attributes(code, "STORE", "DELETE"))
 
 
 @cache
 def names_kept(cls: type) -> frozenset[str]:
-    """The attributes of its own that the forward of `cls` writes, and neither it nor what it calls reads: left for others."""
+    """Return the attributes that the forward of `cls` writes to its module but does not read, nor the methods it calls: other
+    code reads them."""
     own = [code for method, code in _codes(cls) if method == "forward"]
     return frozenset(name for code in own for name in _own_written(code)) - names_read(cls)
 
@@ -52,18 +53,18 @@ def names_read(cls: type) -> frozenset[str]:
 
 
 def _words(code: CodeType) -> Iterator[str]:
-    """Constants that may be given to `getattr`."""
+    """Yield the constants that may be passed to `getattr`."""
     return (word for word in code.co_consts if isinstance(word, str) and word.isidentifier())
 
 
 def _attributes(code: CodeType, *kinds: str) -> Iterator[str]:
-    """Those that the code stores, loads or deletes, of whichever object."""
+    """Yield the attributes of any object that the code stores, loads or deletes."""
     names = {f"{kind}_{what}" for kind in kinds for what in ("ATTR", "METHOD")}
     return (step.argval for step in dis.get_instructions(code) if step.opname in names)
 
 
 def _own_written(code: CodeType) -> Iterator[str]:
-    """The attributes of its first argument that a function stores."""
+    """Yield the attributes of its first argument that a function stores."""
     steps = list(dis.get_instructions(code))
     for before, step in pairwise(steps):
         if step.opname == "STORE_ATTR" and before.opname.startswith("LOAD_FAST") and code.co_argcount:
@@ -73,7 +74,7 @@ def _own_written(code: CodeType) -> Iterator[str]:
 
 
 def _codes(cls: type) -> Iterator[tuple[str, CodeType]]:
-    """(name of the method, code) of all that `cls` adds to `nn.Module`, functions inside of methods among them."""
+    """Yield (name of the method, code) of all that `cls` adds to `nn.Module`, including functions inside of methods."""
     for base in cls.__mro__[: cls.__mro__.index(nn.Module)]:
         for name, member in vars(base).items():
             for function in _functions(member):
@@ -81,7 +82,7 @@ def _codes(cls: type) -> Iterator[tuple[str, CodeType]]:
 
 
 def _functions(member: Any) -> Iterator[FunctionType]:
-    """Those that a member of a class is made of, beneath decorators that say what they wrap."""
+    """Yield the functions of a class member, below decorators that name the function that they wrap."""
     is_property = isinstance(member, property)
     parts = (member.fget, member.fset) if is_property else (getattr(member, "__func__", member),)
     for part in parts:

@@ -1,7 +1,8 @@
-"""Models whose weights are float16 compute in float32 while they are accelerated, and are float16 to whoever calls them.
+"""Models with float16 weights compute in float32 while they are accelerated, and stay float16 for their callers.
 
-float32 holds every value of float16, and eager float16 is slow on CPUs. Calls from outside are converted on their way in and out;
-calls between the parts of such a model are not.
+float32 holds every value of float16, and eager float16 is slow on CPUs. Calls from outside are converted on their way in and
+out.
+Calls between the parts of the model are not.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ _FLOAT32_OUTPUTS = ("loss", "scores", "logits", "sequences_scores")
 
 
 class Float16Model:
-    """What is known of a model with float16 weights.
+    """The state of a model with float16 weights.
 
     Attributes:
-        dtype: what these weights are to the outside: float16, or what `model.to(dtype)` has made of them since.
+        dtype: dtype of these weights for callers: float16, or the dtype of a later `model.to(dtype)`.
         names: their names in the model's state dict, and those of its float16 buffers.
-        is_all: whether all parameters with floating point are among them.
+        is_all: whether they are all parameters with floating point.
     """
 
     def __init__(self, names: frozenset[str], *, is_all: bool) -> None:
@@ -41,7 +42,8 @@ class Float16Model:
 
     @property
     def is_called(self) -> bool:
-        """Whether one of the model's methods calls this, or may: sessions of continuous batching do in threads of their own."""
+        """Return whether a method of the model is running here, or may be: sessions of continuous batching run in their own
+        threads."""
         if torch.compiler.is_compiling():
             return True
         return any(model is self for model in (*_calling.get(), *_sessions.values()))
@@ -49,10 +51,10 @@ class Float16Model:
     def call(
         self, method: Callable[..., Any], args: Any, kwargs: Any, *, whole: bool, generates: bool
     ) -> Any:
-        """`method(*args, **kwargs)`, with tensors converted unless a method of the same model calls.
+        """Return `method(*args, **kwargs)`, with tensors converted unless a method of the same model calls.
 
         Args:
-            whole: whether the method is one of the model itself, and not of a part of it.
+            whole: whether the method belongs to the model itself, and not to a part of it.
             generates: whether it is `generate`, whose scores are float32.
         """
         compiles = torch.compiler.is_compiling()
@@ -78,9 +80,9 @@ _sessions: weakref.WeakKeyDictionary[Any, Float16Model] = weakref.WeakKeyDiction
 
 
 class Float16Dtype(nn.Module):
-    """`model.dtype`, by which pipelines cast what they hand over, and code inside of the model what it makes.
+    """`model.dtype`: pipelines cast their inputs to it, and code inside of the model its new tensors.
 
-    To be mixed into the classes of models; copies and pickles name the class of the model instead of the mixture.
+    A mixin for model classes; copies and pickles name the class of the model instead of the mixed class.
     """
 
     _float16: Float16Model
@@ -88,7 +90,7 @@ class Float16Dtype(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        """float16 to the outside, and what is computed in to the model itself."""
+        """Return float16 to callers, and the compute dtype to the model itself."""
         known = self._float16
         if not known.is_called and known.dtype is torch.float16:
             return torch.float16
@@ -103,7 +105,7 @@ _classes: dict[type[nn.Module], type[nn.Module]] = {}
 
 
 def float16_class(original: type[nn.Module]) -> type[nn.Module]:
-    """`original`, by its name too, with the `dtype` above; the same for the same class."""
+    """Return `original`, under its own name, with the `dtype` above; always the same class for one original."""
     if original not in _classes:
         names = ("__module__", "__qualname__", "__doc__")
         members: dict[str, Any] = {name: getattr(original, name) for name in names}
@@ -119,7 +121,7 @@ def _empty(original: type[nn.Module]) -> nn.Module:
 
 @dataclass(frozen=True)
 class SwappedClass:
-    """`module` was an instance of `original` itself."""
+    """A change in the journal: `module` was an instance of `original` itself."""
 
     module: nn.Module
     original: type[nn.Module]
@@ -129,7 +131,7 @@ class SwappedClass:
 
 
 class Float16Forward(InnerForward):
-    """`forward` of a model, or of a model that is part of one, that computes in float32 with float16 weights."""
+    """`forward` of a model, or of a model inside of one, that computes in float32 with float16 weights."""
 
     def __init__(self, module: nn.Module, model: Float16Model, *, whole: bool) -> None:
         super().__init__(module)
@@ -138,12 +140,12 @@ class Float16Forward(InnerForward):
 
     @property
     def __wrapped__(self) -> Callable[..., Any]:
-        """The forward of the class as a function: Dynamo would look up a method by its name, and find this one."""
+        """Return the forward of the class as a function: Dynamo would look up a method by name and find this object."""
         return functools.partial(type(self.model).forward, self.model)
 
     @property
     def __code__(self) -> Any:
-        """torch.export says by it where a model comes from."""
+        """Return the code of the class's forward, by which torch.export names the source of a model."""
         return type(self.model).forward.__code__
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -153,10 +155,10 @@ class Float16Forward(InnerForward):
 
 
 class Float16Method(Override):
-    """Another method of such a model that takes or returns tensors.
+    """Another method of the model that takes or returns tensors.
 
     Attributes:
-        inner: what has been in its place before, an override of ours or other code; None for the method of the class.
+        inner: the attribute that it replaced, an override of this package or other code; None for the method of the class.
     """
 
     def __init__(self, module: nn.Module, name: str, model: Float16Model, *, whole: bool) -> None:
@@ -182,7 +184,7 @@ class Float16Method(Override):
 
 
 class Float16Session(Float16Method):
-    """`init_continuous_batching` of such a model."""
+    """`init_continuous_batching` of the model."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         manager = self.__wrapped__(*args, **kwargs)

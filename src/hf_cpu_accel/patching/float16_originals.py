@@ -1,4 +1,4 @@
-"""Originals of float16 models, which are float32 while they are looked at: they wait as float16."""
+"""Original weights of float16 models, which are float32 during the rewrite: they are stored as float16."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _COMPARED = 1 << 22  # values at once
 
 
 class HalvingStore:
-    """A store that keeps float32 values which float16 holds as float16, in half the space.
+    """A store that keeps float32 values that float16 can hold as float16, in half the space.
 
-    `halves`: those that are mapped from a file, by the addresses of their float32 values.
+    `halves`: the weights that are mapped from a file, by the addresses of their float32 values.
     """
 
     def __init__(self, store: OriginalsStore, halves: dict[int, Tensor]) -> None:
@@ -43,6 +43,6 @@ class HalvingStore:
 
 
 def _is_exact(half: Tensor, tensor: Tensor) -> bool:
-    """Whether `half` has the values of `tensor`, which are compared piece by piece."""
+    """Return whether `half` has the values of `tensor`, compared in pieces."""
     pieces = zip(half.flatten().split(_COMPARED), tensor.flatten().split(_COMPARED), strict=True)
     return all(torch.equal(some.to(tensor.dtype), values) for some, values in pieces)

@@ -1,4 +1,4 @@
-"""Values that calls take and return, with the tensors in them in another dtype."""
+"""Convert the tensors in arguments and outputs of calls to another dtype."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ Convert = Callable[[Tensor], Tensor]
 
 
 def widened(value: Any) -> Any:
-    """`value` with the float16 tensors in it as float32; lists, tuples and dictionaries that hold some are copied."""
+    """Return `value` with its float16 tensors as float32; lists, tuples and dictionaries that hold some are copied."""
     return _map(value, torch.float16, Tensor.float, [])
 
 
 def narrowed(value: Any, kept: Container[str] = ()) -> Any:
-    """`value` with the float32 tensors in it as float16, but for what dictionaries have under the names `kept`."""
+    """Return `value` with its float32 tensors as float16, except entries of dictionaries under the names `kept`."""
     return _map(value, torch.float32, _narrow, [], kept)
 
 
 def _narrow(tensor: Tensor) -> Tensor:
-    """As float16; numbers that are too large for it become its largest, since eager float16 has masks of those."""
+    """Return the tensor as float16. Values too large for it become its largest, since eager float16 has masks of those."""
     return torch.where(tensor.isinf(), tensor, tensor.clamp(-_LARGEST, _LARGEST)).to(torch.float16)
 
 
@@ -62,7 +62,7 @@ def _map(
 
 
 def _converted(tensor: Tensor, convert: Convert, done: list[tuple[Tensor, Tensor]]) -> Tensor:
-    """What is one tensor in two places stays one."""
+    """Convert a tensor, and return the same result for a tensor that occurs twice."""
     for before, after in done:  # Dynamo of torch 2.11 knows `is` between tensors, and no id
         if before is tensor:
             return after

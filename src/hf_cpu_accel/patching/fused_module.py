@@ -1,4 +1,4 @@
-"""Fused modules keep the class of what they stand for: isinstance checks, class attributes and other methods go on working."""
+"""Fused modules keep the class of the original module: isinstance checks, class attributes and other methods still work."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from hf_cpu_accel.patching.hooks import (
     has_foreign_hook,
     is_collecting_inside,
 )
-from hf_cpu_accel.patching.inside import Inside, class_of, is_ours
+from hf_cpu_accel.patching.inside import Inside, class_of, is_package_class
 
 
 @dataclass(frozen=True)
 class Reference:
-    """How the own forward of a part is called for the same as its fused one.
+    """The call of the own forward of a part that corresponds to its fused call.
 
     Attributes:
-        args, kwargs: without what it would write to.
+        args, kwargs: without anything that the call would write to.
         tokens: bool [B, L], the rows that count, or None for all.
-        moves_rows: whether a few rows may be moved by rounding (experts are chosen among nearly equal ones).
-        dtype: what the fused call keeps its numbers in where that is less than the weights have (a cache), else None.
-        caches: the caches and mappings that the fused call writes to, each with the index of the layer's part of it.
-        is_repeatable: whether it may be made several times.
+        moves_rows: whether rounding may move a few rows (the choice between nearly equal experts).
+        dtype: dtype in which the fused call keeps its values if that is narrower than the weights (a cache), else None.
+        caches: the caches and mappings that the fused call writes to, each with the index of the layer's part.
+        is_repeatable: whether it may run several times.
     """
 
     args: tuple[Any, ...]
@@ -41,7 +41,7 @@ class Reference:
 
 
 class CannotStandIn(Exception):
-    """No fused forward can take the place of a module's own without that being seen."""
+    """No fused forward can replace the forward of a module without a visible difference."""
 
 
 # What every module has, and classes say anew.
@@ -50,7 +50,7 @@ _classes: dict[tuple[type[nn.Module], type[nn.Module]], type[nn.Module]] = {}
 
 
 class FusedModuleMixin(nn.Module):
-    """A fused forward to be mixed into other classes; copies and pickles name the two classes instead of the mixture."""
+    """Mixin of a fused forward; copies and pickles name the two classes instead of the mixed class."""
 
     _fused_class: type[nn.Module]
     _original_class: type[nn.Module]
@@ -61,25 +61,25 @@ class FusedModuleMixin(nn.Module):
 
     @property
     def is_edited(self) -> bool:
-        """Whether hooks of the user look at (or change) what passes between the modules inside, or these are no longer what they
-        were: the class's own forward has to be run."""
+        """Return whether hooks of the user read or change values between the modules inside, or these modules changed: the
+        original forward has to run."""
         if any(self._hooks_inside) and any(map(has_foreign_hook, self._hooks_inside)):
             return True
         return self._inside is not None and self._inside.has_changed()
 
     @property
     def is_watched(self) -> bool:
-        """The same, or whether a caller asked transformers for what passes inside."""
+        """Return `is_edited`, or whether a caller asked transformers for values inside of the module."""
         return (any(self._hooks_inside) and is_collecting_inside()) or self.is_edited
 
     @property
     def is_watched_within(self) -> bool:
-        """The same of a layer, whose own outputs are the hidden states that callers ask for."""
+        """Return the same for a layer, whose outputs are the hidden states that callers ask for."""
         return (any(self._hooks_inside) and is_collecting_inside(but_hidden_states=True)) or self.is_edited
 
     def reference_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reference | None:
-        """How the own forward is called to be compared with a fused call of these arguments; None if this call is not fused, or
-        cannot be made twice. Parts that do not define it are not compared."""
+        """Return the call of the own forward to compare with a fused call of these arguments, or None if the call is not fused
+        or cannot run twice. Parts without this method are not compared."""
         return None
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -87,7 +87,7 @@ class FusedModuleMixin(nn.Module):
 
 
 def note_insides(root: nn.Module) -> None:
-    """From now on, what is put in the place of modules inside of fused ones counts. To be called when all are fused."""
+    """Detect modules that are replaced inside of fused ones from now on. Call it after all fusions."""
     for module in root.modules():
         if isinstance(module, FusedModuleMixin):
             module._inside = Inside(
@@ -96,7 +96,7 @@ def note_insides(root: nn.Module) -> None:
 
 
 def mixed_class(fused: type[nn.Module], original: type[nn.Module]) -> type[nn.Module]:
-    """The class that is `fused` first and `original` besides; the same for the same two."""
+    """Return the class with the bases `fused` and `original`, always the same for the same two."""
     known = _classes.get((fused, original))
     if known is not None:
         return known
@@ -113,9 +113,9 @@ def mixed_class(fused: type[nn.Module], original: type[nn.Module]) -> type[nn.Mo
 
 
 def names_taken(fused: type[nn.Module], layer: nn.Module, attributes: Iterable[str] = ()) -> list[str]:
-    """What `layer` has under names that are others' in `fused`, or are among `attributes`, in alphabetical order."""
+    """Return the names of `layer` that mean something else in `fused` or are among `attributes`, in alphabetical order."""
     hidden = {name for base in _added(fused) for name in vars(base)}.union(attributes) - _OF_MODULES
-    hosts = [base for base in _added(type(layer)) if not is_ours(base)]
+    hosts = [base for base in _added(type(layer)) if not is_package_class(base)]
     present = {name for base in hosts for name in vars(base)}.union(
         layer._modules, layer._parameters, layer._buffers
     )
@@ -129,34 +129,33 @@ def _listed(names: list[str]) -> str:
 
 
 def _added(cls: type[nn.Module]) -> Iterator[type[nn.Module]]:
-    """What `cls` adds to `nn.Module`."""
+    """Yield the classes that `cls` adds to `nn.Module`."""
     return (base for base in cls.__mro__ if issubclass(base, nn.Module) and base is not nn.Module)
 
 
 def empty(fused: type[nn.Module], original: type[nn.Module]) -> nn.Module:
-    """An instance without attributes, not even a module's own."""
+    """Return an instance without any attributes, even those of `nn.Module`."""
     cls = mixed_class(fused, original)
     return cls.__new__(cls)
 
 
 def fused_layer(fused: type[nn.Module], layer: nn.Module, **attributes: Any) -> Any:
-    """`layer` with the forward of `fused` and with `attributes`; the original is not changed.
+    """Return `layer` with the forward of `fused` and with `attributes`; the original is not changed.
 
-    `_hooks_inside` tells the hooks of the modules in it, present and future ones.
+    `_hooks_inside` holds the hooks of the modules in it, present and future ones.
 
     Raises:
-        CannotStandIn: the own forward, which runs where the fused one does not, could no longer read what it reads; or it leaves
-            something in attributes for others, which a fused one does not make.
+        CannotStandIn: the own forward, which runs where the fused one cannot, would read changed attributes; or it stores
+            values in
+            attributes for other code, which the fused forward does not compute.
     """
     taken = names_taken(fused, layer, attributes)
     if taken:
-        raise CannotStandIn(
-            f"it has {_listed(taken)} of its own, which the fused forward calls something else"
-        )
+        raise CannotStandIn(f"it defines {_listed(taken)}, which the fused layer uses for something else")
     kept = sorted(frozenset[str]().union(*(names_kept(class_of(module)) for module in layer.modules())))
     if kept:
         raise CannotStandIn(
-            f"its forward leaves {_listed(kept)} for others to read, which a fused one does not make"
+            f"its forward stores {_listed(kept)} for other code to read, which the fused layer does not compute"
         )
     made = empty(fused, type(layer))
     # The hooks' dictionaries are shared on purpose: what transformers installs on either is seen by both.

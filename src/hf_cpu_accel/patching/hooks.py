@@ -1,4 +1,4 @@
-"""Who watches what passes between modules."""
+"""Find hooks and forwards that watch or change the calls of modules."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ _KNOWN = (
 
 
 def forward_hooks(module: nn.Module) -> tuple[dict[int, Any], dict[int, Any]]:
-    """The dictionaries of the hooks around the forward of `module`, which change when hooks come and go."""
+    """Return the dictionaries of the hooks around the forward of `module`, which change when hooks are added or removed."""
     return module._forward_hooks, module._forward_pre_hooks
 
 
 def has_global_hooks() -> bool:
-    """Whether something is called around the forwards of all modules there are."""
+    """Return whether there are hooks around the forwards of all modules."""
     return bool(_GLOBAL[0] or _GLOBAL[1])
 
 
 def share_hooks(original: nn.Module, replacement: nn.Module) -> None:
-    """Have what is registered on either of two modules called, whoever holds on to the one that is out of the model."""
+    """Share the hooks of two modules, so that both call those registered on either, even on the one outside of the model."""
     for name in _HOOKS:
         hooks, others = vars(replacement)[name], vars(original)[name]
         if hooks is not others:
@@ -50,14 +50,16 @@ def share_hooks(original: nn.Module, replacement: nn.Module) -> None:
 
 
 def has_foreign_hook(hooks: dict[int, Any]) -> bool:
-    """Whether there is a hook besides our own, and those by which transformers collects the outputs that a caller asked for."""
+    """Return whether there is a hook other than those of this package and those by which transformers collects outputs for a
+    caller."""
     return any(getattr(hook, "__module__", None) not in _KNOWN for hook in hooks.values())
 
 
-def own_forward(module: nn.Module) -> Any:
-    """The forward that was set on `module` itself and is not its class's; None if there is none.
+def instance_forward(module: nn.Module) -> Any:
+    """Return the forward that is set on `module` itself and differs from its class's, or None.
 
-    Hooks of diffusers that are taken off leave the class's behind as an attribute. What TorchScript has compiled counts as its own.
+    Hooks of diffusers that were removed leave the class's forward behind as an attribute. A TorchScript module counts as one
+    with its own.
     """
     if isinstance(module, torch.jit.ScriptModule):
         return module.forward
@@ -67,14 +69,14 @@ def own_forward(module: nn.Module) -> Any:
 
 
 def carried_attributes(module: nn.Module) -> dict[str, Any]:
-    """The attributes of `module` that one in its place is to have: all but those that call `module` itself."""
+    """Return the attributes of `module` for its replacement: all except those that call `module` itself."""
     return {
         name: value for name, value in vars(module).items() if name not in ("forward", HOOKS_OF_DIFFUSERS)
     }
 
 
 def move_hooks(source: nn.Module, target: nn.Module) -> None:
-    """Hooks of diffusers that were put on `source` go to `target`, which comes in its place, in their order."""
+    """Move hooks of diffusers from `source` to its replacement `target`, in their order."""
     registry = vars(source).pop(HOOKS_OF_DIFFUSERS, None)
     hooks = dict(getattr(registry, "hooks", {}))
     for name in reversed(hooks):
@@ -84,7 +86,7 @@ def move_hooks(source: nn.Module, target: nn.Module) -> None:
 
 
 def forget_children(root: nn.Module) -> None:
-    """Registries of diffusers remember which modules below them have hooks: let those in `root` look again."""
+    """Make registries of diffusers in `root` search again for modules with hooks below them."""
     for module in root.modules():
         registry: Any = vars(module).get(HOOKS_OF_DIFFUSERS)
         if hasattr(registry, "_child_registries_cache"):
@@ -92,17 +94,18 @@ def forget_children(root: nn.Module) -> None:
 
 
 def is_collecting(key: str) -> bool:
-    """Whether a caller of the present forward asked transformers for the outputs called `key`."""
+    """Return whether a caller of the current forward asked transformers for the outputs called `key`."""
     module = sys.modules.get(_CAPTURE)
     collected = None if module is None else module._active_collector.get()
     return collected is not None and key in collected
 
 
 def is_collecting_inside(*, but_hidden_states: bool = False) -> bool:
-    """Whether a caller of the present forward asked transformers for any outputs of modules, by an argument or by the config.
+    """Return whether a caller of the current forward asked transformers for any outputs of modules, by an argument or by the
+    config.
 
     Args:
-        but_hidden_states: those do not count, which layers give themselves.
+        but_hidden_states: whether to ignore hidden states, which layers return themselves.
     """
     module = sys.modules.get(_CAPTURE)
     if module is None:
@@ -114,10 +117,11 @@ def is_collecting_inside(*, but_hidden_states: bool = False) -> bool:
 
 
 def is_plain(module: nn.Module, *, may_collect: bool = False) -> bool:
-    """No hooks, no parametrizations, no compiled or overridden forward: replacing it loses nothing.
+    """Return whether a module has no hooks, no parametrizations and no compiled or replaced forward, so that replacing it loses
+    nothing.
 
     Args:
-        may_collect: hooks do not count by which transformers collects outputs, for what looks whether it is asked for some.
+        may_collect: whether to ignore hooks by which transformers collects outputs, for modules that check whether it does.
     """
     hooks = (
         module._forward_hooks,
@@ -128,4 +132,4 @@ def is_plain(module: nn.Module, *, may_collect: bool = False) -> bool:
     watched = any(map(has_foreign_hook, hooks)) if may_collect else any(hooks)
     if watched or parametrize.is_parametrized(module):
         return False
-    return own_forward(module) is None and module._compiled_call_impl is None
+    return instance_forward(module) is None and module._compiled_call_impl is None

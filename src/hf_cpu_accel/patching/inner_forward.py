@@ -1,9 +1,12 @@
-"""A forward of ours beneath the hooks of diffusers, whichever were there first.
+"""Replace a forward below the hooks of diffusers, in whichever order the two were installed.
 
-Hooks of diffusers (step caches, guidance) put a chain of functions in the place of `module.forward`; the innermost of them calls
-what was the module's forward when it came. Ours goes there, so that a hook that skips the module skips ours with it. Hooks that
-come later call ours, and may put it back as `module.forward` when they go. So on `restore` ours is taken out where it is still
-found, and is the class's own for whoever holds it nevertheless.
+Hooks of diffusers (step caches, guidance) replace `module.forward` by a chain of functions; the innermost one calls the
+earlier forward
+of the module. The forward of this package goes there, so that a hook that skips the module skips it, too. Hooks that come
+later call it,
+and may set it as `module.forward` again when they are removed. So `restore` removes it where it is still found, and it acts
+as the
+class's forward for other holders.
 """
 
 from __future__ import annotations
@@ -13,13 +16,13 @@ from typing import Any
 
 from torch import nn
 
-from hf_cpu_accel.patching.hooks import HOOKS_OF_DIFFUSERS, own_forward
+from hf_cpu_accel.patching.hooks import HOOKS_OF_DIFFUSERS, instance_forward
 from hf_cpu_accel.patching.override import Override
 from hf_cpu_accel.patching.restore import Journal
 
 
 class InnerForward(Override):
-    """A forward in the place of the class's, until it is switched off.
+    """A forward that replaces the class's forward until it is switched off.
 
     Attributes:
         is_on: whether the model is accelerated.
@@ -34,7 +37,7 @@ class InnerForward(Override):
 
 @dataclass(frozen=True)
 class PlacedForward:
-    """`forward` is what is called for the class's forward of `module`."""
+    """A change in the journal: `forward` is called instead of the class's forward of `module`."""
 
     module: nn.Module
     forward: InnerForward
@@ -50,7 +53,7 @@ class PlacedForward:
 
 
 def put_inside(journal: Journal, module: nn.Module, forward: InnerForward) -> None:
-    """Have `forward` called for the class's forward of `module`, which `has_place`."""
+    """Call `forward` instead of the class's forward of `module`, for which `has_place` holds."""
     place = _place(module)
     assert place is not None
     journal.record(PlacedForward(module, forward))
@@ -58,15 +61,15 @@ def put_inside(journal: Journal, module: nn.Module, forward: InnerForward) -> No
 
 
 def has_place(module: nn.Module) -> bool:
-    """Whether what is called for `module` comes down to the forward of its class through hooks that are known."""
+    """Return whether calls of `module` reach the forward of its class, directly or through known hooks."""
     return _place(module) is not None
 
 
 def _place(module: nn.Module) -> tuple[Any, str] | None:
-    """What holds the forward of the class, under which name."""
+    """Return the object that holds the forward of the class, and its attribute name."""
     chain = _chain(module)
     if not chain:
-        return (module, "forward") if _is_the_class_s(own_forward(module), module) else None
+        return (module, "forward") if _is_the_class_s(instance_forward(module), module) else None
     # A hook that calls the forward itself has it as the original one, but as the other one where an inner hook was taken off.
     for name in ("forward", "original_forward"):
         held = getattr(chain[0], name)
@@ -83,7 +86,7 @@ def _is_the_class_s(forward: Any, module: nn.Module) -> bool:
 
 
 def _chain(module: nn.Module) -> list[Any]:
-    """The links of the hooks, from the inner to the outer; none if there are no hooks, or not as we know them."""
+    """Return the links of the hooks from the inner to the outer one; empty without hooks, or with unknown ones."""
     links = getattr(vars(module).get(HOOKS_OF_DIFFUSERS), "_fn_refs", [])
     return (
         links if all(hasattr(link, "original_forward") and hasattr(link, "forward") for link in links) else []

@@ -1,4 +1,4 @@
-"""What is inside of a fused module, to tell whether something else was put there since it was made."""
+"""Detect changes inside of a fused module since it was created."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from hf_cpu_accel.patching.class_code import names_in, names_written
-from hf_cpu_accel.patching.hooks import has_global_hooks, own_forward
+from hf_cpu_accel.patching.hooks import has_global_hooks, instance_forward
 from hf_cpu_accel.patching.modes import asks_for_mode
-from hf_cpu_accel.patching.plain_values import is_plain, noted
+from hf_cpu_accel.patching.plain_values import is_plain_value, value_reader
 from hf_cpu_accel.runtime.tracing import constant_while_traced
 
 # What each module has, which is looked at by itself or counts for nothing, and a forward that was set on one before it was fused.
@@ -25,24 +25,25 @@ _FOUND = ("_states", "_told_by", "_known_by", "_attributes")  # of the modules, 
 
 
 class Inside:
-    """The modules inside of one, and the plain attributes that they are told by.
+    """The modules inside of a fused module, and the plain attributes that identify their state.
 
-    A fused forward reads none of these. With an adapter or another norm in the place of a module, a forward set on one, or another
-    scale of attention, it is no longer what its class's own would be.
+    A fused forward reads none of these. An adapter or another norm in place of a module, a forward set on one, or another
+    scale of
+    attention would make it differ from the class's own forward.
 
     Args:
-        root: the module, in which all is as it was when it was fused.
+        root: the module, unchanged since it was fused.
         by_attributes: whether attributes count.
-        followed: those of the root that do not, since the fused forward reads them in each call.
+        followed: attributes of the root that do not count, since the fused forward reads them in each call.
     """
 
     def __init__(self, root: nn.Module, *, by_attributes: bool = True, followed: Sequence[str] = ()) -> None:
         modules = list(root.modules())
-        self._modules = [module for module in modules[1:] if own_forward(module) is None]
+        self._modules = [module for module in modules[1:] if instance_forward(module) is None]
         self._children = [module._modules for module in modules if module._modules]
         self._fused_children = [dict(children) for children in self._children]
         plain = [module for module in modules if not isinstance(module, torch.jit.ScriptModule)]
-        told = [module for module in plain if by_attributes and not is_ours(type(module))]
+        told = [module for module in plain if by_attributes and not is_package_class(type(module))]
         written = frozenset[str]().union(*(names_written(class_of(module)) for module in told))
         named = [
             (module, names)
@@ -51,20 +52,20 @@ class Inside:
         ]
         self._told = [module for module, _ in named]
         self._known = [(module, frozenset(vars(module)) | written) for module in told]
-        values = [noted(vars(module), names) for module, names in named]
+        values = [value_reader(vars(module), names) for module, names in named]
         self._readers, self._values = [read for read, _ in values], [value for _, value in values]
         self._find_states()
 
     @constant_while_traced
     def has_changed(self) -> bool:
-        """Whether it has; while a graph is traced, as of then."""
+        """Return whether something changed; for a graph that is traced, at that time."""
         if self._children != self._fused_children:
             return True
         if has_global_hooks() or (sum(map(len, self._known_by)) != self._attributes and self._has_new()):
             return True
         # Hooks of diffusers that were taken off leave the class's own there.
         is_set = any(map(contains, self._states, repeat("forward")))
-        if is_set and any(own_forward(module) is not None for module in self._modules):
+        if is_set and any(instance_forward(module) is not None for module in self._modules):
             return True
         try:
             return [read(state) for read, state in self._told_by] != self._values
@@ -78,8 +79,8 @@ class Inside:
         self._attributes = -1  # how many there are: not looked at yet
 
     def _has_new(self) -> bool:
-        """Whether a module has an attribute that it had not, which its class's forward may ask for: a function in the place of a
-        method, or a number in the place of the class's."""
+        """Return whether a module has a new attribute that its class's forward may read: a function that replaces a method, or a
+        number that replaces one of the class."""
         for module, known in self._known:
             new = vars(module).keys() - known - _NOT_TOLD - _own_names(_type(module))
             if new & names_in(class_of(module)):
@@ -91,30 +92,31 @@ class Inside:
         return {name: value for name, value in vars(self).items() if name not in _FOUND}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Of a copy: its modules have dictionaries of their own."""
+        """Restore a copy, whose modules have their own dictionaries."""
         vars(self).update(state)
         self._find_states()
 
 
 def _names(module: nn.Module, written: frozenset[str], followed: Sequence[str]) -> Iterator[str]:
-    """Those of plain attributes that its class's forward may read, its mode among them.
+    """Yield the names of plain attributes that the class's forward may read, including the mode.
 
-    None tells nothing where the classes' methods write to that name, `written`, and empty containers never do: there forwards keep
-    what they have made.
+    None does not count if the methods of the class write to that name (`written`), and empty containers never do: forwards
+    store results
+    there.
     """
     own = _own_names(_type(module))
     if asks_for_mode(module):
         yield "training"
     for name, value in vars(module).items():
-        if name in _NOT_TOLD or name in own or name in followed or not is_plain(value):
+        if name in _NOT_TOLD or name in own or name in followed or not is_plain_value(value):
             continue
         if (value is None and name in written) or (isinstance(value, _CONTAINERS) and not value):
             continue
         yield name
 
 
-def is_ours(cls: type) -> bool:
-    """Whether this package defines it; its modules look after their own attributes."""
+def is_package_class(cls: type) -> bool:
+    """Return whether this package defines the class; its modules check their own attributes."""
     return cls.__module__.startswith(_PACKAGE)
 
 
@@ -123,16 +125,16 @@ def _type(module: nn.Module) -> type:
 
 
 def class_of(module: nn.Module) -> type:
-    """The host's, of fused ones, too."""
+    """Return the class of a module, of fused ones the original class."""
     original: type = getattr(type(module), "_original_class", type(module))
     return original
 
 
 @cache
 def _own_names(cls: type) -> frozenset[str]:
-    """The attributes that a fused class adds to the host's, which it looks after."""
+    """Return the attributes that a fused class adds to the original class and checks itself."""
     fused = getattr(cls, "_fused_class", None)
     if fused is None:
         return frozenset()
-    bases = [base for base in fused.__mro__ if is_ours(base)]
+    bases = [base for base in fused.__mro__ if is_package_class(base)]
     return frozenset(name for base in bases for name in (*vars(base), *vars(base).get("__annotations__", ())))

@@ -1,4 +1,4 @@
-"""Signals wait while a model is put back: a handler that raises (Ctrl-C, a server's SIGTERM) would leave it between two states."""
+"""Delay signals while a model is restored: a handler that raises (Ctrl-C, a server's SIGTERM) would leave it between two states."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ _Handler = Callable[[int, FrameType | None], Any]
 
 
 class Uninterrupted:
-    """`with Uninterrupted():` has the handlers of signals called at the end of the block, each once at most.
+    """Call the handlers of signals at the end of a `with Uninterrupted():` block, each at most once.
 
-    Python runs them in the main thread alone, so in others nothing has to wait. What an ordinary failure leaves is the block's own
-    matter.
+    Python runs handlers in the main thread only, so other threads need no delay. The block itself handles ordinary exceptions.
     """
 
     def __init__(self) -> None:
@@ -46,7 +45,7 @@ class Uninterrupted:
 
 
 class _Waiting:
-    """In the place of a signal's handler."""
+    """Replacement of a signal handler that records the signal."""
 
     def __init__(self, block: Uninterrupted, number: int, handler: _Handler) -> None:
         self.block, self.number, self.handler = block, number, handler

@@ -1,8 +1,10 @@
-"""Eval mode: modules that are not in it in a model that is, and `model.eval()` where all are.
+"""Eval mode: modules in training mode inside of a model in eval mode, and a fast `model.eval()` where all are in eval mode.
 
-diffusers leaves what it puts into a model in training mode: LoRA adapters, an IP-Adapter's processors. Most of them compute the
-same in both. sentence-transformers calls `eval` for each request, and to set the mode of 120 modules that have it takes a tenth of
-the time of MiniLM on one short sentence.
+diffusers leaves modules that it adds in training mode: LoRA adapters, the processors of an IP-Adapter. Most of them compute
+the same in
+both modes. sentence-transformers calls `eval` for each request; setting the mode of 120 modules again takes a tenth of the
+time of
+MiniLM on one short sentence.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from hf_cpu_accel.patching.restore import Journal, add_attribute
 
 
 def asks_for_mode(module: nn.Module) -> bool:
-    """Whether the forward of `module` looks at its mode, and has a probability to drop something with, if it is a dropout."""
+    """Return whether the forward of `module` reads its mode; for a dropout, only if its probability is not 0."""
     if isinstance(module, torch.jit.ScriptModule):
         return True
     code = getattr(type(module).forward, "__code__", None)
@@ -29,7 +31,7 @@ def asks_for_mode(module: nn.Module) -> bool:
 
 @dataclass(frozen=True)
 class EvalMode:
-    """These modules were in training mode."""
+    """A change in the journal: these modules were in training mode."""
 
     modules: list[nn.Module]
 
@@ -39,7 +41,7 @@ class EvalMode:
 
 
 def set_eval_mode(journal: Journal, root: nn.Module) -> None:
-    """Modules that compute the same in eval mode are put into it, which layers of ours ask for."""
+    """Set modules to eval mode that compute the same in it, since layers of this package check the mode."""
     modules = [module for module in root.modules() if module.training and not asks_for_mode(module)]
     if modules:
         journal.record(EvalMode(modules))
@@ -57,13 +59,13 @@ class Train(Override):
 
 
 def keep_eval_mode(journal: Journal, root: nn.Module) -> None:
-    """Have `root` look whether there is anything to do when it is put into eval mode."""
+    """Make `root.eval()` do nothing if all modules are in eval mode already."""
     if Train.name not in vars(root):
         add_attribute(journal, root, Train.name, Train(root))
 
 
 def _is_in_eval_mode(root: nn.Module) -> bool:
-    """Whether `root.train(False)` would change nothing: all modules are in eval mode, and none has a `train` that does more."""
+    """Return whether `root.train(False)` would change nothing: all modules are in eval mode, and no `train` does more."""
     plain = _plain_methods()
     waiting = [root]
     while waiting:
@@ -78,5 +80,5 @@ def _is_in_eval_mode(root: nn.Module) -> bool:
 
 
 def _plain_methods() -> tuple[Callable[..., Any], ...]:
-    """Those that only set the mode of a module and of those inside, if it was another."""
+    """Return the `train` methods that only set the mode of a module and of its children."""
     return (nn.Module.train, *(model.train for model in pretrained_models()))

@@ -1,6 +1,6 @@
-"""Where the original weights wait for `restore` when packing loses information.
+"""Storage of the original weights for `restore`, where packing loses information.
 
-What is mapped from the file that it was loaded from, and unchanged, waits there: nothing is written, and its pages are given back.
+Weights that are mapped from their file and unchanged stay there: nothing is written, and their pages are released.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from hf_cpu_accel.runtime.private_files import make_folder
 
 
 class Ticket:
-    """Where one tensor lies in a store: byte offset, shape and dtype, or its number among those that are mapped from files."""
+    """The place of a tensor in a store: byte offset, shape and dtype, or its number among tensors mapped from files."""
 
     def __init__(
         self, offset: int, shape: torch.Size, dtype: torch.dtype, *, is_mapped: bool = False
@@ -35,37 +35,38 @@ class Ticket:
 
 class OriginalsStore(Protocol):
     def put(self, tensor: Tensor) -> Ticket:
-        """Take the values of `tensor`."""
+        """Store the values of `tensor`."""
 
     def get(self, ticket: Ticket) -> Tensor:
-        """The values as they were put."""
+        """Return the stored values."""
 
     def give_back(self, tensor: Tensor) -> object:
-        """Give back the pages of `tensor`, which goes without being put, if it is mapped from a file."""
+        """Release the pages of `tensor`, which is not stored, if it is mapped from a file."""
 
     def check(self) -> None:
         """Raise a RuntimeError if `get` would."""
 
     def commit(self) -> None:
-        """The rewrite succeeded."""
+        """Finish a rewrite that succeeded."""
 
 
 class _Store:
-    """What stores have in common: the files that tensors may be mapped from."""
+    """Base class of stores: the files that tensors may be mapped from."""
 
     def __init__(self, mapped: MappedFiles | None = None) -> None:
         self._mapped = mapped
 
     def give_back(self, tensor: Tensor) -> SourceFile | None:
-        """Give back the pages of `tensor` if they are those of a file, which is returned."""
+        """Release the pages of `tensor` if they belong to a file, and return the file."""
         return None if self._mapped is None else self._mapped.give_back(tensor)
 
 
 class DiskStore(_Store):
-    """An append-only file without a name: it goes away with the last reference, also if the process is killed.
+    """An append-only file without a name: it is deleted with the last reference, also if the process is killed.
 
-    Not in the system's temporary folder, since that is memory on many machines. Deep copies share the file, as nothing
-    in it ever changes; pickles leave it behind, since an accelerated model is pickled to be served, not to be restored.
+    It is not in the temporary folder of the system, which is in memory on many machines. Deep copies share the file, since
+    its contents
+    never change. Pickles do not include it, since an accelerated model is pickled to serve it, not to restore it.
     """
 
     def __init__(self, directory: Path, mapped: MappedFiles | None = None) -> None:
@@ -79,10 +80,10 @@ class DiskStore(_Store):
         self._is_left_behind = False
 
     def reserve(self, nbytes: int) -> None:
-        """Create the folder and make sure that `nbytes` fit.
+        """Create the folder and check that `nbytes` fit.
 
         Raises:
-            OSError: the folder is not writable, or the disk too full.
+            OSError: the folder is not writable, or the disk is too full.
         """
         try:
             make_folder(self.directory)
@@ -90,7 +91,7 @@ class DiskStore(_Store):
         except OSError as error:
             raise self._failure(error) from error
         if free < nbytes:
-            raise self._failure(f"{nbytes / 1e6:.0f} MB are needed, {free / 1e6:.0f} MB are free")
+            raise self._failure(f"{nbytes / 1e6:.0f} MB needed, {free / 1e6:.0f} MB free")
 
     def put(self, tensor: Tensor) -> Ticket:
         """Write the values of `tensor`, unless a file has them.
@@ -121,19 +122,20 @@ class DiskStore(_Store):
         return ticket
 
     def check(self) -> None:
-        """
+        """Check that the values can be read.
+
         Raises:
-            RuntimeError: the store came through a pickle, or the file that the model was loaded from was written to.
+            RuntimeError: the store was pickled, or the file of the model has changed.
         """
         if self._is_left_behind:
             raise RuntimeError(
-                "the original weights stayed in the process that pickled this model: load it again with from_pretrained"
+                "a pickled model does not include its original weights: load it again with from_pretrained"
             )
         for source in self._sources:
             source.check()
 
     def get(self, ticket: Ticket) -> Tensor:
-        """The values: in a new tensor, or mapped as they were put.
+        """Return the values, in a new tensor or mapped from their file.
 
         Raises:
             RuntimeError: as `check`.
@@ -155,7 +157,7 @@ class DiskStore(_Store):
         return values
 
     def commit(self) -> None:
-        """Nothing to do: the file stays until the model is restored or gone."""
+        """Do nothing: the file stays until the model is restored or deleted."""
 
     def __deepcopy__(self, memo: dict[int, object]) -> DiskStore:
         return self
@@ -169,14 +171,14 @@ class DiskStore(_Store):
 
     def _failure(self, reason: OSError | str) -> OSError:
         return OSError(
-            f"cannot keep the original weights in {self.directory}: {reason}. "
-            "Set HF_CPU_ACCEL_HOME to a folder with space, or pass originals='memory' or originals='drop'."
+            f"cannot store the original weights in {self.directory}: {reason}. "
+            "Set HF_CPU_ACCEL_HOME to a folder with more space, or pass originals='memory' or originals='drop'."
         )
 
 
 class DroppedStore(_Store):
-    """Keeps the values in memory while the model is rewritten, so that a failure can be undone, and nothing afterwards:
-    `restore` is refused."""
+    """A store that keeps values in memory during the rewrite, to undo a failure, and drops them afterward, so that `restore`
+    raises."""
 
     def __init__(self, mapped: MappedFiles | None = None) -> None:
         super().__init__(mapped)
@@ -201,16 +203,16 @@ class DroppedStore(_Store):
             raise RuntimeError(self.refusal())
 
     def refusal(self) -> str:
-        """Why there are no originals, and what to do."""
+        """Return why there are no originals, and the remedy."""
         return (
-            "this model was accelerated with originals='drop', so its original weights are gone: load it again with "
-            "from_pretrained, and pass originals='disk' to be able to restore"
+            "this model was accelerated with originals='drop', so its original weights are not stored: load it again with "
+            "from_pretrained, and accelerate it with originals='disk'"
         )
 
 
 class NoStore(DroppedStore):
-    """The originals never were here: packed weights came from the file at `path`. Only those that packing has not rounded come
-    back."""
+    """A store without originals: packed weights came from the file at `path`. Only weights that packing does not round can be
+    restored."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -218,15 +220,15 @@ class NoStore(DroppedStore):
 
     def refusal(self) -> str:
         return (
-            f"{self.path} has the packed weights only, and the original ones are not in its folder: to have those, or to "
-            "accelerate with other settings, load the checkpoint that it was packed from"
+            f"{self.path} has packed weights only, without the original ones: to restore them, or to "
+            "accelerate with other settings, load the checkpoint that was packed"
         )
 
 
 def make_store(originals: str, tensors: Iterable[Tensor]) -> OriginalsStore:
-    """The store for `originals` in `"disk"`, `"memory"` (the weights are never freed, so nothing is put), `"drop"`.
+    """Return the store for `originals`: `"disk"`, `"memory"` (weights are never freed, so nothing is stored) or `"drop"`.
 
-    `tensors` are those that may be put: a disk that cannot take what no file has is refused before anything is touched.
+    `tensors` are those that may be stored: a disk that cannot hold those that are in no file raises before anything is changed.
     """
     mapped = MappedFiles()
     if originals == "drop":

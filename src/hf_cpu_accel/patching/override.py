@@ -1,4 +1,4 @@
-"""A method of one model that stands in the place of its class's."""
+"""A method of one model that overrides the method of its class."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from torch import nn
 class Override:
     """Base of callables that are set on a model as plain attributes; they have the signature and documentation of the method.
 
-    They refer to the model, so deep copies and pickles of the model have their own. A bound method would not do: it is pickled
-    as the name of the method, which finds the class's.
+    They refer to the model, so deep copies and pickles of the model have their own. A bound method would not work: it is
+    pickled as the
+    name of the method, which then finds the class's.
     """
 
     name: str
@@ -23,7 +24,7 @@ class Override:
 
     @property
     def __wrapped__(self) -> Callable[..., Any]:
-        """The method of the class, bound to the model."""
+        """Return the method of the class, bound to the model."""
         method: Callable[..., Any] = getattr(type(self.model), self.name).__get__(self.model)
         return method
 

@@ -1,4 +1,4 @@
-"""Weights that a model rescales itself in its first call of inference (RWKV): before they are packed, and read-only."""
+"""Rescale weights that a model rescales in its first inference call (RWKV), before they are packed and read-only."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _RESCALE, _IS_RESCALED = "_rescale_layers", "layers_are_rescaled"
 
 
 def rescale_now(root: nn.Module, journal: Journal) -> None:
-    """Have the models in `root` do now what their next call would; undone with `journal`, which powers of two allow bit for bit."""
+    """Rescale the weights of the models in `root` now; `journal` undoes it, exactly since the factors are powers of two."""
     for module in root.modules():
         if (
             callable(getattr(module, _RESCALE, None))
@@ -31,7 +31,7 @@ class _Rescaling:
         self._module._rescale_layers()
 
     def undo(self) -> None:
-        """As the next call in the other mode would."""
+        """Rescale as the next call in the other mode would."""
         training = self._module.training
         self._module.training = not training
         try:

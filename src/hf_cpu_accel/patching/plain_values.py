@@ -1,4 +1,4 @@
-"""Plain values: those that say all about themselves by `==`, so that it can be told whether an attribute is what it was."""
+"""Plain values: values that `==` compares completely, so that a changed attribute can be detected."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ _SEQUENCES = (list, tuple, set, frozenset, torch.Size)
 _MOST_VALUES = 256  # of a container: it is compared in each call
 
 
-def is_plain(value: Any) -> bool:
-    """Whether it is a value, or a container of such that is no large one."""
+def is_plain_value(value: Any) -> bool:
+    """Return whether `value` is a plain value, or a small container of plain values."""
     if isinstance(value, VALUES):
         return True
     if type(value) is dict:
-        return len(value) <= _MOST_VALUES and all(map(is_plain, (*value, *value.values())))
-    return type(value) in _SEQUENCES and len(value) <= _MOST_VALUES and all(map(is_plain, value))
+        return len(value) <= _MOST_VALUES and all(map(is_plain_value, (*value, *value.values())))
+    return type(value) in _SEQUENCES and len(value) <= _MOST_VALUES and all(map(is_plain_value, value))
 
 
-def noted(state: dict[str, Any], names: Iterable[str]) -> tuple[Callable[[Any], Any], Any]:
-    """What reads the plain values under these names, of which there is one at least, and what it gives for `state` now.
+def value_reader(state: dict[str, Any], names: Iterable[str]) -> tuple[Callable[[Any], Any], Any]:
+    """Return a function that reads the plain values under these names (at least one), and its result for `state` now.
 
-    That is compared by `==` with what it gives later. It raises KeyError where one of the names is gone.
+    The result is compared by `==` with later ones. The function raises KeyError if a name is gone.
     """
     read = itemgetter(*names)
     return read, _copied(read(state))
 
 
 def is_same_value(one: object, other: object) -> bool:
-    """Whether one may stand for the other: containers only for themselves, as they may be written to."""
+    """Return whether one value can replace the other: a container only itself, since it may be written to."""
     return one is other or (type(one) is type(other) and isinstance(one, VALUES) and bool(one == other))
 
 
 def _copied(value: Any) -> Any:
-    """A copy of containers, which may be written to."""
+    """Return a copy of a container, which may be written to, or the value itself."""
     if type(value) is dict:
         return {name: _copied(part) for name, part in value.items()}
     return type(value)(map(_copied, value)) if type(value) in (list, tuple, set) else value

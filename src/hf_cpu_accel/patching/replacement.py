@@ -1,6 +1,6 @@
-"""Modules that replace a host's are instances of its class, and refuse other values of the attributes that they were made with.
+"""Modules that replace those of a host are instances of its class, and reject changes of attributes that were used for packing.
 
-People's own loops look for `nn.Conv2d` or `nn.Linear`, and set attributes on the modules that they find.
+Loops of users search for `nn.Conv2d` or `nn.Linear`, and set attributes on the modules that they find.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from hf_cpu_accel.patching.class_code import names_read
-from hf_cpu_accel.patching.inside import is_ours
-from hf_cpu_accel.patching.plain_values import is_plain
+from hf_cpu_accel.patching.inside import is_package_class
+from hf_cpu_accel.patching.plain_values import is_plain_value
 from hf_cpu_accel.patching.restore import SIZES, Journal, SwappedModule
 
 # What a class may define anew: replacements have their own, or call the host's.
@@ -24,11 +24,11 @@ _classes: dict[tuple[type[Replacement], type[nn.Module]], type[Replacement]] = {
 
 
 class Replacement(nn.Module):
-    """To be derived from by what replaces a module of a host's. `replace_classes` makes it an instance of that one's class.
+    """Base class of modules that replace a host's module. `replace_classes` makes them instances of its class.
 
     Attributes:
-        host_class: that class, of the class that is made; else None.
-        prefix: of the name of that class, in front of the host's.
+        host_class: the class of the host, on the created class; else None.
+        prefix: prefix of the name of the created class, before the host's.
     """
 
     host_class: type[nn.Module] | None = None
@@ -36,10 +36,11 @@ class Replacement(nn.Module):
     _fixed: frozenset[str] = frozenset()
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """As `nn.Module` does it, but what the host's forward reads, or packed weights were made with, stays as it is.
+        """Set an attribute as `nn.Module` does, but reject changes of values that the host's forward reads or that were used for
+        packing.
 
         Raises:
-            RuntimeError: it is to be something else.
+            RuntimeError: the value would change.
         """
         if name in self._fixed:
             refuse_other(vars(self), name, value)
@@ -55,8 +56,8 @@ class Replacement(nn.Module):
 
 
 def replace_classes(journal: Journal) -> None:
-    """Make the replacements in a model instances of the classes that they replace. To be called when all are in place: rules tell
-    by classes what is packed already."""
+    """Make the replacements in a model instances of the classes that they replace. Call it last: rules detect packed modules by
+    class."""
     for change in journal.changes:
         if isinstance(change, SwappedModule):
             for module, original in _pairs(change.parent._modules[change.name], change.original):
@@ -65,7 +66,7 @@ def replace_classes(journal: Journal) -> None:
 
 
 def _pairs(module: nn.Module | None, original: nn.Module | None) -> Iterator[tuple[nn.Module, nn.Module]]:
-    """(module, what it replaces) of a replacement, and of those that were put into it."""
+    """Yield (module, replaced module) for a replacement, and for the replacements inside of it."""
     if module is None or original is None or module is original:
         return
     yield module, original
@@ -74,7 +75,8 @@ def _pairs(module: nn.Module | None, original: nn.Module | None) -> Iterator[tup
 
 
 def refuse_other(state: dict[str, Any], name: str, value: Any) -> None:
-    """
+    """Reject another value of an attribute.
+
     Args:
         state: the attributes of a module.
 
@@ -83,7 +85,7 @@ def refuse_other(state: dict[str, Any], name: str, value: Any) -> None:
     """
     if name in state and state[name] != value:
         raise RuntimeError(
-            f"{name} cannot be {value!r} in an accelerated model: packed weights were made with {state[name]!r}. Call "
+            f"{name}={value!r} cannot be set on an accelerated model: its weights were packed with {state[name]!r}. Call "
             "hf_cpu_accel.restore, set it, and accelerate again"
         )
 
@@ -102,19 +104,20 @@ def _present_as(replacement: Replacement, original: nn.Module) -> None:
 
 def _plain_attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
     for name, value in vars(module).items():
-        if name != "training" and not name.startswith("_") and is_plain(value):
+        if name != "training" and not name.startswith("_") and is_plain_value(value):
             yield name, value
 
 
 def _hosts(replacement: nn.Module, original: nn.Module) -> Iterator[type[nn.Module]]:
-    """The classes of `original` that `replacement` can be an instance of, the nearest first.
+    """Yield the classes of `original` that `replacement` can be an instance of, the nearest first.
 
-    They change nothing of how a module is stored, moved or asked for attributes, and their forward reads nothing that the
-    replacement does not have, as that of a linear does which holds quantized tensors.
+    They do not change how a module is stored, moved or asked for attributes, and their forward reads nothing that the
+    replacement lacks
+    (as does the forward of a linear with quantized tensors).
     """
-    if is_ours(type(original)):
+    if is_package_class(type(original)):
         return
-    others = (name for name, value in vars(original).items() if not is_plain(value))
+    others = (name for name, value in vars(original).items() if not is_plain_value(value))
     held = {*original._parameters, *original._buffers, *original._modules, *others}
     missing = {name for name in held if not hasattr(replacement, name)}
     for cls in parametrize.type_before_parametrizations(original).__mro__:
@@ -134,7 +137,7 @@ def _interferes(base: type, replacement: nn.Module) -> bool:
 
 
 def _class_of(ours: type[Replacement], host: type[nn.Module]) -> type[Replacement]:
-    """The class that is `ours` first and `host` besides; the same for the same two."""
+    """Return the class with the bases `ours` and `host`, always the same for the same two."""
     known = _classes.get((ours, host))
     return known or _classes.setdefault((ours, host), _mixed(ours, host))
 
@@ -148,6 +151,6 @@ def _mixed(ours: type[Replacement], host: type[nn.Module]) -> type[Replacement]:
 
 
 def _empty(ours: type[Replacement], host: type[nn.Module] | None) -> nn.Module:
-    """An instance without attributes, for copies and pickles."""
+    """Return an instance without attributes, for copies and pickles."""
     cls = ours if host is None else _class_of(ours, host)
     return cls.__new__(cls)

@@ -1,4 +1,4 @@
-"""Every change made to a model, as a value that can undo itself; and the journal that holds them in order."""
+"""Changes to a model, as values that can undo themselves, and the journal that holds them in order."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from hf_cpu_accel.patching.originals import OriginalsStore, Ticket
 class Change(Protocol):
     """One change.
 
-    `undo` can be called for a change that was not made yet, and again after it was interrupted, or had succeeded: an interruption
-    may come between any two steps.
+    `undo` can be called for a change that was not made yet, and again after an interruption or after it succeeded: an
+    interruption may come
+    between any two steps.
     """
 
     def undo(self) -> None: ...
@@ -26,8 +27,9 @@ class Change(Protocol):
 class Journal:
     """The changes of one model. Each is recorded before it is made, so a failure at any point can be undone.
 
-    Changes are plain values that refer to modules and parameters: deep copies and pickles of the model take the journal
-    along, and can be restored like the model itself.
+    Changes are plain values that refer to modules and parameters: deep copies and pickles of the model include the journal,
+    and can be
+    restored like the model itself.
     """
 
     def __init__(self) -> None:
@@ -37,9 +39,9 @@ class Journal:
         self.changes.append(change)
 
     def undo(self) -> None:
-        """Undo the changes from the last to the first, releasing what they hold one by one; signals wait until all are.
+        """Undo the changes from the last to the first, releasing them one by one; signals wait until the end.
 
-        If one fails (no memory, a disk that cannot be read), it and those before it are left for another call.
+        If one fails (no memory, a disk that cannot be read), it and those before it stay for another call.
         """
         with Uninterrupted():
             while self.changes:
@@ -47,7 +49,7 @@ class Journal:
                 self.changes.pop()
 
     def check(self) -> None:
-        """Fail before the first change is undone if a weight cannot be brought back.
+        """Raise an error before the first change is undone if a weight cannot be restored.
 
         Raises:
             RuntimeError: the original weights were dropped, or stayed in another process.
@@ -66,7 +68,7 @@ SIZES = {
 
 @dataclass(frozen=True)
 class SwappedModule:
-    """`parent.name` was `original`."""
+    """A change: `parent.name` was `original`."""
 
     parent: nn.Module
     name: str
@@ -86,7 +88,7 @@ class SwappedModule:
 
 
 class Packed(Protocol):
-    """What holds the packed values of a parameter."""
+    """An object that holds the packed values of a parameter."""
 
     @property
     def weight_dtype(self) -> torch.dtype: ...
@@ -96,10 +98,10 @@ class Packed(Protocol):
 
 @dataclass(frozen=True)
 class FreedWeight:
-    """The values of `parameter` were released; they come from `store`, or exactly from the packed weight.
+    """A change: the values of `parameter` were released; they come from `store`, or exactly from the packed weight.
 
-    `strides`: in which they lay, and will lie again. `is_cast`: whether they follow `model.to(dtype)` meanwhile; what a quantized
-    checkpoint holds does not.
+    `strides`: their original strides. `is_cast`: whether they follow `model.to(dtype)` meanwhile; weights of a quantized
+    checkpoint do not.
     """
 
     parameter: torch.Tensor
@@ -113,7 +115,7 @@ class FreedWeight:
         self.parameter.data = strided_as(self.values(), self.strides)
 
     def values(self) -> torch.Tensor:
-        """The values of the parameter.
+        """Return the values of the parameter.
 
         Raises:
             RuntimeError: they were dropped, or stayed in another process.
@@ -124,7 +126,7 @@ class FreedWeight:
 
 @dataclass(frozen=True)
 class SharedValues:
-    """`tensor` had its values where `owner` has them."""
+    """A change: `tensor` had its values where `owner` has them."""
 
     tensor: torch.Tensor
     owner: torch.Tensor
@@ -135,7 +137,7 @@ class SharedValues:
 
 @dataclass(frozen=True)
 class FrozenParameters:
-    """These parameters required gradients."""
+    """A change: these parameters required gradients."""
 
     parameters: list[nn.Parameter]
 
@@ -146,12 +148,13 @@ class FrozenParameters:
 
 @dataclass(frozen=True)
 class SwappedAttribute:
-    """`module.name`, a plain attribute, was `original`.
+    """A change: `module.name`, a plain attribute, was `original`.
 
-    What was set on the replacement meanwhile (a label map, an attention implementation) goes back to the original with it.
+    Attributes that were set on the replacement meanwhile (a label map, an attention implementation) are copied back to the
+    original.
 
     Attributes:
-        ours: the attributes that we set there, with our values, which do not go back.
+        ours: the attributes that this package set there, with their values, which are not copied back.
     """
 
     module: nn.Module
@@ -172,7 +175,7 @@ class SwappedAttribute:
 
 @dataclass(frozen=True)
 class AddedAttribute:
-    """`module` had no attribute `name` of its own."""
+    """A change: `module` itself had no attribute `name`."""
 
     module: nn.Module
     name: str
@@ -183,7 +186,7 @@ class AddedAttribute:
 
 @dataclass(frozen=True)
 class ReplacedAttribute:
-    """`module.name`, an attribute of its own, was `original`."""
+    """A change: `module.name`, an attribute of the module itself, was `original`."""
 
     module: nn.Module
     name: str
@@ -195,7 +198,7 @@ class ReplacedAttribute:
 
 @dataclass(frozen=True)
 class RemovedHook:
-    """`hooks`, which are called ahead of a module's forward, began with `hook`, under `key`."""
+    """A change: `hooks`, which are called before a module's forward, began with `hook`, under `key`."""
 
     hooks: dict[int, Any]
     key: int
@@ -209,7 +212,7 @@ class RemovedHook:
 
 @dataclass(frozen=True)
 class ThreadCount:
-    """torch ran `before` threads, and `ours` since."""
+    """A change: torch ran `before` threads, and `ours` since."""
 
     before: int
     ours: int
@@ -220,7 +223,7 @@ class ThreadCount:
 
 
 def swap_module(journal: Journal, slots: list[tuple[nn.Module, str]], replacement: nn.Module) -> None:
-    """Put `replacement` in all the places (parent, name) of one module."""
+    """Put `replacement` in all places (parent, name) of one module."""
     for parent, name in slots:
         original = parent._modules[name]
         assert original is not None
@@ -230,19 +233,19 @@ def swap_module(journal: Journal, slots: list[tuple[nn.Module, str]], replacemen
 
 
 def remove_hook(journal: Journal, hooks: dict[int, Any], key: int) -> None:
-    """Have the first of `hooks` be called no more."""
+    """Remove the first of `hooks`."""
     journal.record(RemovedHook(hooks, key, hooks[key]))
     del hooks[key]
 
 
 def add_attribute(journal: Journal, module: nn.Module, name: str, value: Any) -> None:
-    """Set an attribute that `module` does not have itself; one of its class comes back when it is undone."""
+    """Set an attribute that `module` does not have itself; undoing it reveals the one of its class."""
     journal.record(AddedAttribute(module, name))
     setattr(module, name, value)
 
 
 def replace_attribute(journal: Journal, module: nn.Module, name: str, value: Any) -> None:
-    """Set a plain attribute, whether `module` has one of that name itself or not."""
+    """Set a plain attribute, whether `module` itself has one of that name or not."""
     if name not in vars(module):
         add_attribute(journal, module, name, value)
         return
@@ -259,7 +262,7 @@ def free_weight(
     lossless: bool,
     is_cast: bool = True,
 ) -> None:
-    """Release the values of `parameter`. The Parameter stays, so that `restore` gives back the very same object."""
+    """Release the values of `parameter`. The Parameter stays, so that `restore` returns the same object."""
     ticket = None if lossless else store.put(parameter.data)
     if lossless:
         store.give_back(parameter.data)
@@ -268,20 +271,20 @@ def free_weight(
 
 
 def share_values(journal: Journal, tensor: torch.Tensor, owner: torch.Tensor) -> None:
-    """Release the values of `tensor`, which are those of `owner`: to be called before `owner` is freed."""
+    """Release the values of `tensor`, which are those of `owner`. Call it before `owner` is freed."""
     journal.record(SharedValues(tensor, owner))
     tensor.data = torch.empty(0, dtype=tensor.dtype)
 
 
 def strided_as(values: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
-    """`values` in these strides; as they are where elements would share their memory (an expanded parameter)."""
+    """Return `values` in these strides, or unchanged if elements would share memory (an expanded parameter)."""
     if values.stride() == strides or _overlaps(values.shape, strides):
         return values
     return torch.empty_strided(values.shape, strides, dtype=values.dtype).copy_(values)
 
 
 def _overlaps(shape: torch.Size, strides: tuple[int, ...]) -> bool:
-    """Whether two elements may have one address."""
+    """Return whether two elements may have one address."""
     reached = 1
     for step, size in sorted((step, size) for step, size in zip(strides, shape, strict=True) if size > 1):
         if step < reached:
@@ -291,7 +294,7 @@ def _overlaps(shape: torch.Size, strides: tuple[int, ...]) -> bool:
 
 
 def freeze_parameters(journal: Journal, module: nn.Module) -> None:
-    """No parameter asks for a gradient any more, so a forward outside of `torch.no_grad()` works too."""
+    """Make parameters require no gradients, so that a forward outside of `torch.no_grad()` works, too."""
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
     journal.record(FrozenParameters(parameters))
     for parameter in parameters:

@@ -1,4 +1,4 @@
-"""Which parameters of a model share their memory."""
+"""Find the parameters of a model that share memory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hf_cpu_accel.checkpoints.stored_weight import plain_tensors
 
 
 def weight_owners(root: nn.Module) -> dict[int, list[str]]:
-    """{address: paths of the parameters that live there}. A module that is used twice counts once."""
+    """Return {address: paths of the parameters at it}. A module that is used twice counts once."""
     owners: dict[int, list[str]] = defaultdict(list)
     for path, module in root.named_modules():
         for name, parameter in module._parameters.items():
@@ -20,6 +20,6 @@ def weight_owners(root: nn.Module) -> dict[int, list[str]]:
 
 
 def address_of(parameter: Tensor) -> int:
-    """By which two parameters in the same memory are known."""
+    """Return a key that is equal for two parameters in the same memory."""
     first = next(plain_tensors(parameter))
     return first.data_ptr() if first.numel() else id(parameter)

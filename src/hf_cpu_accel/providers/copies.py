@@ -58,4 +58,6 @@ def _check_room(nbytes: int) -> None:
     headroom = cgroup.memory_headroom()
     available = available if headroom is None else min(available, headroom)
     if available - nbytes < _KEEP_FREE * whole:
-        raise MemoryError(f"{available / 1e6:.0f} MB are free of {whole / 1e6:.0f}")
+        raise MemoryError(
+            f"a copy of {nbytes / 1e6:.0f} MB does not fit: {available / 1e6:.0f} of {whole / 1e6:.0f} MB are free"
+        )

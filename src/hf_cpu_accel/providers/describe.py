@@ -18,11 +18,11 @@ def describe(asked: str) -> str:
     """
     reason = switch.why_not(asked)
     if reason is not None:
-        return f"ours only: {reason}"
+        return f"hf_cpu_accel only: {reason}"
     store = chooser().store(torch.get_num_threads())
     if store.problem is not None:
-        return f"the fastest by measurement, which cannot be kept: {store.problem}"
-    return f"the fastest by measurement, kept in {store.path}"
+        return f"the fastest measured, not cached: {store.problem}"
+    return f"the fastest measured, cached in {store.path}"
 
 
 def summary(elsewhere: Mapping[tuple[int, int], str]) -> str:

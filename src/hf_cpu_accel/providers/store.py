@@ -50,9 +50,9 @@ class Choice:
             seconds = {str(name): float(value) / 1e6 for name, value in fields["microseconds"].items()}
             choice = cls(fields["provider"], seconds, int(fields["rows"]))
         except (AttributeError, KeyError, TypeError, OverflowError) as error:
-            raise ValueError(f"not a choice: {fields!r}") from error
+            raise ValueError(f"not a valid choice: {fields!r}") from error
         if choice.provider not in seconds or not all(0 < t < math.inf for t in seconds.values()):
-            raise ValueError(f"not a choice: {fields!r}")
+            raise ValueError(f"not a valid choice: {fields!r}")
         return choice
 
 
@@ -85,7 +85,7 @@ class Store:
                 FORMAT,
                 self.machine,
             ):
-                raise ValueError(f"not of format {FORMAT}, or of another machine")
+                raise ValueError(f"it is not of format {FORMAT}, or of another machine")
             return {str(key): Choice.from_dict(choice) for key, choice in fields["choices"].items()}
         except (AttributeError, KeyError, ValueError, RecursionError) as error:
             self._warn(error)
@@ -131,5 +131,5 @@ class Store:
         if not self._warned:
             self._warned = True
             warnings.warn(
-                f"measurements in {self.path} are ignored and will be made anew: {error}", stacklevel=3
+                f"the measurements in {self.path} are ignored and will be repeated: {error}", stacklevel=3
             )

@@ -29,7 +29,7 @@ def why_not(asked: str, environ: Mapping[str, str] | None = None) -> str | None:
     """
     variable = (os.environ if environ is None else environ).get(VARIABLE, "")
     if variable not in ("", *PROVIDERS):
-        raise ValueError(f"{VARIABLE}={variable!r}: accepted are 'auto' and 'own'")
+        raise ValueError(f"{VARIABLE}={variable!r}: expected 'auto' or 'own'")
     if asked == "own":
         return 'providers="own"'
     if variable == "own":

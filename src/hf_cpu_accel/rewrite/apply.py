@@ -1,4 +1,4 @@
-"""Applies the stages to a model, or leaves it exactly as it was."""
+"""Apply the stages to a model, or leave it exactly as it was."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from hf_cpu_accel.patching.originals import OriginalsStore, make_store
 from hf_cpu_accel.patching.own_rescaling import rescale_now
 from hf_cpu_accel.patching.restore import Journal
 from hf_cpu_accel.plan import Plan
-from hf_cpu_accel.rewrite.core.calibrated import taking_calibrated
+from hf_cpu_accel.rewrite.core.calibrated import use_calibrated_weights
 from hf_cpu_accel.rewrite.core.calibration import Example
 from hf_cpu_accel.rewrite.core.context import Context
 from hf_cpu_accel.rewrite.core.packed_module import PackedModule, around_packed, loading_refused
-from hf_cpu_accel.rewrite.core.packed_source import PackedSource, taking_from
+from hf_cpu_accel.rewrite.core.packed_source import PackedSource, use_source
 from hf_cpu_accel.rewrite.registry import STAGES
 from hf_cpu_accel.runtime.memory import trim_heap
 
 
-def apply(
+def apply_stages(
     root: nn.Module,
     plan: Plan,
     *,
@@ -32,13 +32,15 @@ def apply(
     saved: tuple[PackedSource, OriginalsStore] | None = None,
     calibration: Sequence[Example] = (),
 ) -> Acceleration:
-    """Rewrite `root` in place as `plan` says; the plan of what is returned has the items.
+    """Rewrite `root` in place by `plan`, and return the acceleration with the rows of the plan.
 
-    With `trains` only what has gradients is put in place: weights stay as they are. `name` is what the target calls `root`, if it
-    has several models. `saved`: take packed weights from there, and say of the originals that they are there. `calibration`: calls
-    that four-bit weights are rounded for.
+    With `trains`, only stages that support gradients run, and weights stay as they are. `name` is the name of `root` in the
+    target, if the
+    target has several models. `saved` is the source of packed weights and the store that reports where the originals are.
+    `calibration` has
+    the calls for which four-bit weights are rounded.
 
-    Any exception, from wherever, leaves `root` as it was.
+    Any exception leaves `root` as it was.
     """
     assert plan.config is not None
     # In float32 only what a quantized checkpoint holds and weights of convolutions do not come back bit for bit: of these those for
@@ -62,12 +64,12 @@ def apply(
         setattr(root, ATTRIBUTE, Acceleration(plan, journal, name, is_whole=False))
         if not trains:
             rescale_now(root, journal)
-        with taking_from(source), taking_calibrated(context.calibrated):
+        with use_source(source), use_calibrated_weights(context.calibrated):
             for stage in STAGES:
                 if stage.trains or not trains:
                     context.items.extend(stage.apply(context))
         if source is not None and source.left:
-            raise ValueError(_not_taken(source))
+            raise ValueError(_unused_weights(source))
         plan = plan.with_items(tuple(context.items)).with_notes(context.notes)
         if not trains:
             added.hooks = [
@@ -86,18 +88,18 @@ def apply(
 
 
 def belongs_to_accelerated(root: nn.Module) -> bool:
-    """Whether `root` has packed layers without having been accelerated itself, nor any part of it."""
+    """Return whether `root` has packed layers but was not accelerated itself, nor any part of it."""
     if accelerated_parts(root):
         return False
     return any(isinstance(module, PackedModule) for module in root.modules())
 
 
-def _not_taken(source: PackedSource) -> str:
+def _unused_weights(source: PackedSource) -> str:
     names = [name for weight in source.left for name in weight.parameters]
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return (
-        f"the packed weights of {', '.join(names[:3])}{more} found no place: this version of hf_cpu_accel, torch and transformers, "
-        "or this machine, packs the model in another form than those that saved it. Pack the original checkpoint again here"
+        f"the packed weights of {', '.join(names[:3])}{more} match no layer: hf_cpu_accel, torch, transformers "
+        "or this machine differ from those that saved the file. Pack the original checkpoint again on this machine"
     )
 
 

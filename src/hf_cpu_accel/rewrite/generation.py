@@ -1,4 +1,4 @@
-"""Models that generate text get our cache and decode loop behind their `generate`."""
+"""Give models that generate text the KV cache and decode loop of this package."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from hf_cpu_accel.rewrite.decoder.layer import FusedDecoderLayer
 
 
 def accelerate_generation(context: Context) -> list[PlanItem]:
-    """Override `generate` of the root and of the parts of it that are models of their own; `hf_cpu_accel.generate` says how."""
+    """Override `generate` of the root and of the models inside of it; see `hf_cpu_accel.generate`."""
     writers = loaded("transformers.generation.utils", "GenerationMixin")
     if not writers or not any(isinstance(module, writers) for module in context.root.modules()):
         return []
     try:
         from hf_cpu_accel.generate.hook import install
     except ImportError as error:  # a version whose caches are made of other parts
-        return [PlanItem.left("generate", "generate", f"transformers' own: {error}")]
+        return [PlanItem.left("generate", "generate", f"the loop of transformers runs: {error}")]
     items: list[PlanItem] = []
     for path, module in context.root.named_modules():
         if not (path and context.skipped(path)):
@@ -29,9 +29,11 @@ def accelerate_generation(context: Context) -> list[PlanItem]:
 
 
 def _cache_dtype(model: nn.Module, context: Context) -> torch.dtype | None:
-    """What the cache stores in; None: as the keys come.
+    """Return the dtype of the KV cache, or None for the dtype of the keys.
 
-    Bytes are time there too, so narrow weights get no wide cache, unless its keys would have to be widened for each token.
+    Decoding is limited by memory traffic, so models with narrow weights get a narrow cache, unless keys would have to be widened
+    for each
+    token.
     """
     chosen = context.config.kv_cache
     if chosen != "auto":
@@ -40,7 +42,7 @@ def _cache_dtype(model: nn.Module, context: Context) -> torch.dtype | None:
 
 
 def _reads_storage(model: nn.Module) -> bool:
-    """Whether attention is ours, which reads a cache in any dtype."""
+    """Return whether attention of this package runs, which reads a cache in any dtype."""
     implementation = getattr(getattr(model, "config", None), "_attn_implementation", None)
     return implementation == NATIVE_ATTENTION or any(
         isinstance(module, FusedDecoderLayer) for module in model.modules()

@@ -1,4 +1,4 @@
-"""The progress bar of packing, for models that take more than some seconds."""
+"""The progress bar of packing, for models that take more than a few seconds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DELAY = 3.0  # seconds before it is shown
 
 
 def with_progress(modules: Sequence[tuple[str, nn.Module]]) -> Iterator[tuple[str, nn.Module]]:
-    """The (path, module) of a model, by the bytes of whose own weights the bar moves on."""
+    """Yield the (path, module) pairs of a model, while a progress bar counts the bytes of their weights."""
     sizes = [sum(p.nbytes for p in module.parameters(recurse=False)) for _, module in modules]
     shown = shows_progress()
     with tqdm(

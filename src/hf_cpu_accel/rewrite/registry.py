@@ -1,7 +1,7 @@
-"""The one table of what is done to a model, in its order: stages, and the rules that look at its modules one by one.
+"""The table of stages that rewrite a model, in order, and of the rules that match its modules one by one.
 
-A stage matches structure, puts what it made in place through `context.journal`, which undoes it, and gives the rows of the plan.
-One test covers them all: a failure after any stage leaves the model as it was.
+A stage matches a structure and replaces modules through `context.journal`, which can undo that. It returns rows of the plan.
+One test covers all stages: a failure after any stage leaves the model as it was.
 """
 
 from __future__ import annotations
@@ -84,8 +84,8 @@ class Stage:
     """One step of a rewrite.
 
     Attributes:
-        apply: takes the model of a `Context`, and gives rows for its plan. It changes the model through `context.journal` only.
-        trains: whether models that are being trained take it, too: then weights stay as they are.
+        apply: changes the model of a `Context`, only through `context.journal`, and returns rows of the plan.
+        trains: whether the stage also runs on models that are trained, whose weights stay as they are.
     """
 
     name: str
@@ -132,7 +132,7 @@ def _freeze(context: Context) -> Iterable[PlanItem]:
 
 
 def _apply_rules(context: Context) -> Iterable[PlanItem]:
-    """Offer each module to the rules, one after another, until one takes it."""
+    """Offer each module to the rules, one after another, until one replaces it."""
     for path, module in with_progress(context.modules):
         if context.widening is not None:
             context.widening.reach(module)
@@ -211,22 +211,22 @@ def _autotune(context: Context) -> Iterable[PlanItem]:
 # What this process computes first, and what in: all others see that. Then from the inside outwards: layers are fused when their
 # linears, norms and attention have been replaced. What watches calls comes last.
 STAGES: tuple[Stage, ...] = (
-    Stage("tensor parallel", divide_linears),
-    Stage("float16", cast_float16),
+    Stage("tensor parallelism", divide_linears),
+    Stage("float16 weights", cast_float16),
     Stage("message passing", accelerate_message_passing, trains=True),
-    Stage("freezing", _freeze),
+    Stage("parameter freezing", _freeze),
     Stage("quantized graphs", lower_quantized_graphs),
     Stage("calibration", calibrate),
-    Stage("rules", _apply_rules),
-    Stage("zeros over time", keep_channels_last),
+    Stage("module rules", _apply_rules),
+    Stage("conv1d padding", keep_channels_last),
     Stage("deformable attention", fuse_deformable_attention),
     Stage("sliding windows", fuse_sliding_windows),
     Stage("convolution blocks", fuse_convolution_blocks),
     Stage("residual blocks", fuse_residual_blocks),
     Stage("neighboring blocks", join_neighbors),
-    Stage("static images", make_static),
-    Stage("quantized images", join_quantized_images),
-    Stage("nested ffns", fuse_nested_ffns),
+    Stage("static ranges", make_static),
+    Stage("quantized convolutions", join_quantized_images),
+    Stage("nested feed-forward networks", fuse_nested_ffns),
     Stage("split heads", fuse_split_heads),
     Stage("recurrent mixers", fuse_recurrent_mixers),
     Stage("recurrent layers", fuse_recurrent_layers),
@@ -240,16 +240,16 @@ STAGES: tuple[Stage, ...] = (
     Stage("cached attention", fuse_cached_attention),
     Stage("cached layers", fuse_cached_layers),
     Stage("recorded layers", record_layers),
-    Stage("what is left", _say_what_is_left),
+    Stage("remaining modules", _say_what_is_left),
     Stage("generation", accelerate_generation),
-    Stage("casts", _cast_all_or_nothing),
-    Stage("parameters", _show_packed_weights),
+    Stage("dtype casts", _cast_all_or_nothing),
+    Stage("packed parameters", _show_packed_weights),
     Stage("eval mode", _keep_eval_mode),
     Stage("padding readers", _find_padding_readers),
-    Stage("float16 outside", stay_float16_outside),
-    Stage("edits", _watch_edits),
-    Stage("insides", _note_insides),
-    Stage("classes", _replace_classes),
+    Stage("float16 outputs", stay_float16_outside),
+    Stage("weight edits", _watch_edits),
+    Stage("inner modules", _note_insides),
+    Stage("module classes", _replace_classes),
     Stage("first calls", _check_first_calls),
-    Stage("autotune", _autotune),
+    Stage("autotuning", _autotune),
 )

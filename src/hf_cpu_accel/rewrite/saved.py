@@ -1,4 +1,4 @@
-"""What of an accelerated model is written to a file: its packed weights, and the parameters and buffers that stay."""
+"""Collect the tensors of an accelerated model that are saved: packed weights, and the other parameters and buffers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from hf_cpu_accel.rewrite.linear.match import LinearRule, MergedProjectionsRule
 
 
 def saved_weights(root: nn.Module) -> list[SavedWeight]:
-    """The packed weights in the modules of `root`."""
+    """Return the packed weights in the modules of `root`."""
     groups: dict[int, list[tuple[int, str, PackedLinear]]] = {}
     found: list[SavedWeight] = []
     for path, module in root.named_modules():
@@ -61,19 +61,19 @@ def saved_weights(root: nn.Module) -> list[SavedWeight]:
 def plain_tensors(
     root: nn.Module, packed: set[str], tied: Mapping[str, str], *, with_stored: bool = False
 ) -> dict[str, Tensor]:
-    """The parameters and persistent buffers of `root` by their paths, as they are in its state dict.
+    """Return the parameters and persistent buffers of `root` by path, as in its state dict.
 
     Args:
-        packed: the paths of the parameters that are packed; one that is kept beside its packed weight is left out, too.
+        packed: the paths of the parameters that are packed; a parameter that is kept beside its packed weight is left out, too.
         tied: {path: path of the same parameter elsewhere}; the first is left out.
-        with_stored: whether quantized weights that are not packed come as they are.
+        with_stored: whether to include quantized weights that are not packed.
 
     Raises:
-        ValueError: there is such a weight, and it is not to come.
+        ValueError: there is a quantized weight that is not packed, and `with_stored` is False.
     """
     tensors: dict[str, Tensor] = {}
     for path, module in root.named_modules(remove_duplicate=False):
-        for name, tensor in _held(module):
+        for name, tensor in _persistent_tensors(module):
             whole = _join(path, name)
             if tensor is not None and whole not in packed:
                 tensors[whole] = in_floats(module, whole, tensor, with_stored=with_stored)
@@ -81,7 +81,7 @@ def plain_tensors(
 
 
 def original_state(root: nn.Module, journal: Journal) -> dict[str, Tensor]:
-    """The state dict of `root` as it was before it was accelerated, except that names may come in another order.
+    """Return the state dict of `root` before it was accelerated, except that names may come in another order.
 
     Raises:
         RuntimeError: some of the original weights are gone.
@@ -114,18 +114,18 @@ def original_state(root: nn.Module, journal: Journal) -> dict[str, Tensor]:
 
 
 def _has_linears(module: nn.Module) -> bool:
-    """Whether it has experts that are written as the linears that their file has them in."""
+    """Return whether the module has experts that are saved as the separate linears of their file."""
     return any(isinstance(parameter, LinearsStack) for parameter in module.parameters(recurse=False))
 
 
 def _is_of_linears(change: FreedWeight) -> bool:
-    """Whether it is a tensor of such experts."""
+    """Return whether the change is of a tensor of experts that are saved as linears."""
     packed: Any = change.packed
     return isinstance(packed, PackedStack) and packed.is_of_linears
 
 
 def _stored_state(root: nn.Module, journal: Journal) -> dict[str, Tensor]:
-    """The entries of the linears that were packed from quantized weights, as their hosts write them."""
+    """Return the entries of the linears that were packed from quantized weights, as their hosts save them."""
     freed: list[tuple[SharedValues | FreedWeight, Tensor]] = []
     for change in journal.changes:
         if isinstance(change, SharedValues):
@@ -140,7 +140,7 @@ def _stored_state(root: nn.Module, journal: Journal) -> dict[str, Tensor]:
     replacements = {id(change.original): change.parent._modules[change.name] for change in swaps}
 
     def now(module: nn.Module) -> nn.Module:
-        """What stands in the model where `module` stood, whose children were replaced before itself was."""
+        """Return the module that replaces `module`, whose children were replaced before itself."""
         replacement = replacements.get(id(module))
         return module if replacement is None else now(replacement)
 
@@ -176,7 +176,7 @@ def _of_convolution(module: PackedModule, path: str) -> SavedWeight:
     return SavedWeight(module.rule, (path,), packed, lost)
 
 
-def _held(module: nn.Module) -> Iterator[tuple[str, Tensor | None]]:
+def _persistent_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor | None]]:
     yield from module._parameters.items()
     for name, buffer in module._buffers.items():
         if name not in module._non_persistent_buffers_set:

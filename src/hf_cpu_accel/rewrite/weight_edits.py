@@ -1,8 +1,10 @@
-"""Parameters that stay in an accelerated model may be written to: what was made of them is then made anew, or the call is refused.
+"""Detect writes to parameters of an accelerated model. Values derived from them are computed again, or the call raises.
 
-Kernels read most biases and gains from where they lie, but fused layers also hold values made of several of them (the biases of
-query, key and value side by side), and convolutions have their norms folded in. A version does not count every write (`.data`,
-numpy), so the few thousand values that were copied are compared with what they were, once per call of the layers that read them.
+Kernels read most biases and gains in place. Fused layers also hold values made of several of them (the biases of query, key and
+value
+side by side), and convolutions have their norms folded in. A version counter misses some writes (`.data`, numpy), so the few
+thousand
+copied values are compared with their earlier state, once per call of the layers that read them.
 """
 
 from __future__ import annotations
@@ -42,11 +44,11 @@ _taking_in = new_lock()  # of all watches: they are copied and pickled with thei
 
 @dataclass(frozen=True)
 class Slot:
-    """A parameter or buffer by the dictionary that holds it, its name there and its path in the model.
+    """A parameter or buffer, by the dictionary that holds it, its name there and its path in the model.
 
     Attributes:
-        is_copied: whether values were made of it; else it is read from where it lies, and may only not be exchanged unseen.
-        is_packed: whether packed weights were made of it, which cannot be made anew.
+        is_copied: whether values were derived from it. If not, it is read in place, and only replacing it must be noticed.
+        is_packed: whether packed weights were made from it, which cannot be packed again.
     """
 
     holder: dict[str, Tensor | None]
@@ -57,21 +59,22 @@ class Slot:
 
     @property
     def tensor(self) -> Tensor:
-        """
+        """Return the current tensor.
+
         Raises:
-            RuntimeError: it is there no more.
+            RuntimeError: it was removed.
         """
         tensor = self.holder.get(self.name)
         if tensor is None:
             raise RuntimeError(
-                f"{self.path} was taken away after acceleration, when other values had been made of it: call "
-                "hf_cpu_accel.restore, take it away, and accelerate again"
+                f"{self.path} was removed after acceleration, but packed values were made from it: call "
+                "hf_cpu_accel.restore, remove it, and accelerate again"
             )
         return tensor
 
 
 class EditWatch:
-    """Called ahead of a module's forward, for the parameters inside of which values were made."""
+    """Forward pre-hook that checks the parameters from which values inside a module were derived."""
 
     def __init__(self, slots: list[Slot]) -> None:
         self._slots = slots
@@ -79,9 +82,10 @@ class EditWatch:
         self._seen = _Seen.of(slots)
 
     def __call__(self, module: nn.Module, args: Any) -> None:
-        """
+        """Check the parameters, and derive the values again if some changed.
+
         Raises:
-            RuntimeError: a parameter was written to of which packed weights were made, or is no longer there.
+            RuntimeError: a parameter with packed weights was modified, or one was removed.
         """
         if torch.compiler.is_compiling() or torch.jit.is_tracing() or self._is_unchanged():
             return
@@ -93,8 +97,8 @@ class EditWatch:
         for number, slot in enumerate(self._slots):
             if slot.is_packed and not self._seen.has(number, slot.tensor):
                 raise RuntimeError(
-                    f"{slot.path} was written to after acceleration, when packed weights had been made of it: call "
-                    "hf_cpu_accel.restore, write to it, and accelerate again"
+                    f"{slot.path} was modified after acceleration, but packed weights were made from it: call "
+                    "hf_cpu_accel.restore, modify it, and accelerate again"
                 )
         seen = _Seen.of(self._slots)  # before: what is written meanwhile is noticed by the next call
         module._apply(_identity)
@@ -108,10 +112,10 @@ class EditWatch:
 
 
 class _Seen:
-    """The parameters as they were when values were made of them. It does not change: threads may be at it.
+    """The state of parameters when values were derived from them. Immutable, since several threads may read it.
 
     Attributes:
-        numbers, values: by dtype, since only what has one dtype can be compared in one go; kept values of tensors by number.
+        numbers, values: by dtype, since only tensors of one dtype can be compared in one op; copied values of tensors by number.
     """
 
     def __init__(self, tensors: list[Tensor], numbers: list[list[int]]) -> None:
@@ -130,7 +134,7 @@ class _Seen:
         return cls(tensors, list(small.values()))
 
     def is_state_of(self, tensors: Iterable[Tensor | None]) -> bool:
-        """Whether the parameters are now `tensors`, and these what they were."""
+        """Return whether the parameters are now `tensors`, with the same values."""
         return (
             all(map(is_, tensors, self.tensors))
             and (not self.large or self.state == self._state_of_large())
@@ -138,7 +142,7 @@ class _Seen:
         )
 
     def has(self, number: int, tensor: Tensor) -> bool:
-        """Whether `tensor`, one of the parameters, is what it was."""
+        """Return whether `tensor`, one of the parameters, is unchanged."""
         for numbers, kept in zip(self.numbers, self.values, strict=True):
             if number in numbers:
                 start = sum(_compared(self.tensors[n]).numel() for n in numbers[: numbers.index(number)])
@@ -155,12 +159,12 @@ class _Seen:
         return [(t.data_ptr(), 0 if t.is_inference() else t._version) for t in self.large]
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Of a copy, whose large ones lie in memory of their own."""
+        """Restore a copy, whose large tensors lie in other memory."""
         vars(self).update(state)
         self.state = self._state_of_large()
 
     def _is_another_large(self, tensor: Tensor) -> bool:
-        """Whether a large one is no longer the tensor, memory and version that it was."""
+        """Return whether a large tensor is no longer the same tensor, memory and version."""
         if tensor.numel() <= _MOST_VALUES:
             return False
         states = zip(self.large, self.state, self._state_of_large(), strict=True)
@@ -168,7 +172,7 @@ class _Seen:
 
 
 class WatchedModule:
-    """A module has an `EditWatch` ahead of its forward."""
+    """A change in the journal: a module has an `EditWatch` before its forward."""
 
     def __init__(self, module: nn.Module, watch: EditWatch) -> None:
         self._module, self._watch = module, watch
@@ -183,7 +187,7 @@ class WatchedModule:
 
 
 def watch_edits(root: nn.Module, journal: Journal) -> None:
-    """Have writes to the parameters of an accelerated model noticed, stack of layers by stack."""
+    """Watch the parameters of an accelerated model for writes, one stack of layers after another."""
     stacks: dict[str, list[Slot]] = {}
     for path, slot in _slots(root, (), ""):
         stacks.setdefault(stack_of(path, root), []).append(slot)
@@ -195,7 +199,7 @@ def watch_edits(root: nn.Module, journal: Journal) -> None:
 
 
 def _slots(module: nn.Module, around: tuple[nn.Module, ...], path: str) -> Iterator[tuple[str, Slot]]:
-    """(path of the module, parameter or buffer) of all that fused layers, the modules `around` among them, read."""
+    """Yield (path of the module, parameter or buffer) for all that fused layers, the modules `around` among them, read."""
     within = (*around, module)
     computed = _are(within, GroupedConvolution) or _are(around, PackedModule)
     folded = computed or isinstance(module, FoldedNorm)
@@ -219,7 +223,7 @@ def _slots(module: nn.Module, around: tuple[nn.Module, ...], path: str) -> Itera
 
 
 def _is_copied(module: nn.Module, within: tuple[nn.Module, ...]) -> bool:
-    """Whether something is made of the parameters of `module` that does not follow them."""
+    """Return whether values derived from the parameters of `module` do not follow writes to them."""
     if _are(within, FusedDecoderLayer | FusedResidualBlock | PackedExperts | PackedMultiheadAttention):
         return True
     if any(isinstance(part, FusedMixerLayer) and part._step is not None for part in within):
@@ -236,7 +240,7 @@ def _are(modules: Iterable[nn.Module], kind: Any) -> bool:
 
 
 def _compared(tensor: Tensor) -> Tensor:
-    """What of its values is compared: of a large one, whose memory is known by its state, some."""
+    """Return the values of a tensor that are compared: a sample of a large one, whose memory is tracked by its state."""
     if tensor.numel() <= _MOST_VALUES:
         return tensor
     return sampled(tensor, tensor.numel() // _SAMPLED)

@@ -90,7 +90,7 @@ class Exchange:
             return
         time.sleep(0.0005)
         if not _is_alive(self._pids[other]):
-            raise RuntimeError(f"process {self._pids[other]} (rank {other}) of the group has ended")
+            raise RuntimeError(f"process {self._pids[other]} (rank {other}) of the group has exited")
 
 
 def _shared_memory(

@@ -171,7 +171,7 @@ def best_tier(flags: Iterable[str], cap: str | None = None) -> str:
         return EMULATED_AMX if _TIER_FLAGS["avx512_vnni"] <= available else best_tier(available)
     if cap and cap not in TIERS:
         raise ValueError(
-            f"{ISA_VARIABLE}={cap!r} is no instruction tier; accepted: {', '.join(TIERS)}. "
+            f"{ISA_VARIABLE}={cap!r} is not an instruction tier; expected one of {', '.join(TIERS)}. "
             "Unset it to use the best tier that this CPU has."
         )
     above = {tier for own in (_X86_TIERS, _ARM_TIERS) if cap in own for tier in own[own.index(cap) + 1 :]}
@@ -253,14 +253,12 @@ def _probing(threads: int | None) -> Iterator[int]:
     cpu = detect()
     threads = cpu.threads if threads is None else threads
     if threads < 1:
-        raise ValueError(
-            f"threads={threads}: accepted are whole numbers from 1; leave it out for {cpu.threads}"
-        )
+        raise ValueError(f"threads={threads}: expected at least 1, or omit it for {cpu.threads}")
     status = extension.status()
     if not status.loaded:
         raise RuntimeError(
             f"peaks are measured by the native kernels, which are not loaded: {status.error}. "
-            "`hf-cpu-accel doctor` says how to get them."
+            "Run `hf-cpu-accel doctor` to find out why."
         )
     before = torch.get_num_threads()
     torch.set_num_threads(threads)

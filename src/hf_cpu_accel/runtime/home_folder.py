@@ -47,7 +47,7 @@ def cache_folder(*names: str) -> Path:
 
 @cache
 def _warn(path: Path, reason: str) -> None:
-    _logger.warning("hf_cpu_accel: nothing is read from %s or kept there: %s. %s", path, reason, REMEDY)
+    _logger.warning("hf_cpu_accel: the cache folder %s is not used: %s. %s", path, reason, REMEDY)
 
 
 @cache

@@ -59,8 +59,8 @@ class SourceFile:
         """
         if self._state_now() != self._state:
             raise RuntimeError(
-                f"the original weights are those of {self.path}, which was written to after the model was loaded from it: "
-                "load it again with from_pretrained"
+                f"the original weights are in {self.path}, which has changed since the model was loaded; load the model again "
+                "with from_pretrained"
             )
 
     def _state_now(self) -> tuple[int, int, bytes]:

@@ -41,7 +41,7 @@ class HeapStatus:
     reason: str
 
 
-_status = HeapStatus(False, 0, "keep_heap() was not called: the allocator is at its defaults")
+_status = HeapStatus(False, 0, "keep_heap() was not called, so the allocator uses its defaults")
 
 
 def keep_heap(largest_block: int = 1 << 30) -> bool:
@@ -57,11 +57,11 @@ def keep_heap(largest_block: int = 1 << 30) -> bool:
     """
     global _status
     if not 128 << 10 <= largest_block < 1 << 31:
-        raise ValueError(f"largest_block={largest_block}: accepted are {128 << 10} to {(1 << 31) - 1} bytes")
+        raise ValueError(f"largest_block={largest_block}: expected {128 << 10} to {(1 << 31) - 1} bytes")
     name = allocator()
     libc = _glibc()
     if name != "glibc" or libc is None:
-        _status = HeapStatus(False, 0, f"the allocator is {name}, with rules of its own")
+        _status = HeapStatus(False, 0, f"the allocator is {name}, and only glibc's can be configured")
         return False
     # Before 2.35 glibc refuses a threshold above 32 MiB (half of its HEAP_MAX_SIZE).
     for size in (largest_block, 32 << 20):
@@ -69,7 +69,7 @@ def keep_heap(largest_block: int = 1 << 30) -> bool:
             libc.mallopt(_M_TRIM_THRESHOLD, -1)  # (size_t) -1: never shrink the heap
             _status = HeapStatus(True, size, f"freed blocks up to {size >> 20} MiB stay in the heap")
             return True
-    _status = HeapStatus(False, 0, "glibc refused the new threshold (mallopt gave 0)")
+    _status = HeapStatus(False, 0, "glibc rejected the new threshold (mallopt returned 0)")
     return False
 
 

@@ -19,13 +19,13 @@ def problem(path: Path) -> str | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
-        return f"it cannot be looked at ({error.strerror})"
+        return f"it cannot be read ({error.strerror})"
     if stat.S_ISLNK(status.st_mode):
         return "it is a symbolic link"
     if status.st_uid != os.geteuid():
-        return f"it belongs to user {status.st_uid}, not to {os.geteuid()} who runs this"
+        return f"it belongs to user {status.st_uid}, not to user {os.geteuid()}, who runs this process"
     if status.st_mode & _OTHERS_WRITE:
-        return f"others can write to it (mode {stat.S_IMODE(status.st_mode):o})"
+        return f"other users can write to it (mode {stat.S_IMODE(status.st_mode):o})"
     return None
 
 

@@ -43,11 +43,11 @@ def apply_threads(n: int | None = None) -> ThreadChoice:
     current = torch.get_num_threads()
     if n is not None:
         if isinstance(n, bool) or not isinstance(n, int):
-            raise TypeError(f"threads={n!r}: accepted are whole numbers, or None for {cpu.threads}")
+            raise TypeError(f"threads={n!r}: expected an integer, or None for {cpu.threads}")
         if n < 1:
-            raise ValueError(f"threads={n}: accepted are whole numbers from 1, or None for {cpu.threads}")
+            raise ValueError(f"threads={n}: expected at least 1, or None for {cpu.threads}")
         beyond = f", although only {cpu.threads} can run at a time" if n > cpu.threads else ""
-        choice = ThreadChoice(n, f"{n} as asked for by threads={n}{beyond}", "argument")
+        choice = ThreadChoice(n, f"{n} as set by threads={n}{beyond}", "argument")
     elif _applied is not None and current == _applied.count:
         return _applied
     else:
@@ -72,7 +72,9 @@ def choose(
         outermost = environ[named].split(",")[0].strip()  # a list has one count per level of nesting
         if outermost == str(current):
             return ThreadChoice(current, f"{current} as set by {named}={environ[named]}", "environment")
-        without_effect = f" ({named}={environ[named]} has no effect: it came after torch, or was overruled)"
+        without_effect = (
+            f" ({named}={environ[named]} has no effect: it was set after torch started, or overridden)"
+        )
     defaults = {cpu.logical_cores, cpu.physical_cores, len(cpu.affinity), cpu.affinity_cores}
     if not untouched or current not in defaults:
         reason = f"{current} as set by an earlier torch.set_num_threads({current}){without_effect}"

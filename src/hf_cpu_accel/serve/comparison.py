@@ -47,9 +47,9 @@ _MEANINGS = {
     "group norm + SiLU": "a normalization and its activation in one pass",
     "convolution": "a convolution with weights packed for this CPU",
     "convolution block": "convolution, normalization and activation in one pass",
-    "convolution over time as linear": "a convolution over time as one matrix product",
-    "pixels as linear": "a convolution of single pixels as one matrix product",
-    "keys and values": "what is remembered of earlier tokens, in fewer bytes",
+    "conv1d as linear": "a convolution over time as one matrix product",
+    "pointwise convolution as linear": "a convolution of single pixels as one matrix product",
+    "KV cache": "what is remembered of earlier tokens, in fewer bytes",
     "greedy search and sampling": "the loop that chooses the next token, without its detours",
     "beam search": "the loop that follows several texts at once, without its detours",
     "continuous batching": "several conversations in one batch, where that is asked for",
@@ -58,7 +58,7 @@ _MEANINGS = {
 _MESSAGES = {
     "source rows": "neighbors are summed up where they lie, without a copy for each edge",
     "source rows x weight": "neighbors are weighted and summed up where they lie, without a copy for each edge",
-    "messages of its own": "messages of edges are summed up in one pass",
+    "custom messages": "messages of edges are summed up in one pass",
 }
 _FIRST_TOKEN = "first token: "
 

@@ -106,16 +106,16 @@ def model(compiled_once: CompiledRegion) -> nn.Sequential:
 
 
 @pytest.fixture
-def tier_one_calls(monkeypatch: pytest.MonkeyPatch) -> list[nn.Module]:
-    """The blocks that ran tier 1, in order."""
+def level_one_calls(monkeypatch: pytest.MonkeyPatch) -> list[nn.Module]:
+    """The blocks that ran level 1, in order."""
     calls: list[nn.Module] = []
-    original = BlockForward.tier_one
+    original = BlockForward.level_one
 
     def noted(self: BlockForward, *arguments: object) -> object:
         calls.append(self.block)
         return original(self, *arguments)
 
-    monkeypatch.setattr(BlockForward, "tier_one", noted)
+    monkeypatch.setattr(BlockForward, "level_one", noted)
     return calls
 
 

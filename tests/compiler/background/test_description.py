@@ -106,7 +106,10 @@ class Planted:
 
 @pytest.mark.parametrize(
     ("name", "reason"),
-    [(description.NAME, "can't decode"), (description.TENSORS, "its files are not those that were written")],
+    [
+        (description.NAME, "can't decode"),
+        (description.TENSORS, "its files have changed since they were written"),
+    ],
 )
 def test_a_pickle_is_not_run(folder: Path, name: str, reason: str) -> None:
     (folder / name).write_bytes(pickle.dumps(Planted(folder / "proof")))
@@ -200,7 +203,7 @@ def test_damaged_text_is_refused(folder: Path, text: str) -> None:
 def test_files_that_are_cut_off_or_missing_are_refused(folder: Path, name: str) -> None:
     path = folder / name
     path.write_bytes(path.read_bytes()[:-3])
-    with pytest.raises(ValueError, match=r"Expecting|its files are not those that were written"):
+    with pytest.raises(ValueError, match=r"Expecting|its files have changed since they were written"):
         description.read(folder)
     path.unlink()
     with pytest.raises(OSError, match=name):
@@ -209,25 +212,25 @@ def test_files_that_are_cut_off_or_missing_are_refused(folder: Path, name: str) 
 
 def test_tensors_of_another_artifact_are_refused(folder: Path) -> None:
     safetensors.torch.save_file({"0": torch.zeros(2)}, folder / description.TENSORS)
-    with pytest.raises(ValueError, match="its files are not those that were written"):
+    with pytest.raises(ValueError, match="its files have changed since they were written"):
         description.read(folder)
 
 
 def test_what_could_not_be_read_back_is_not_written(tmp_path: Path) -> None:
     (tmp_path / LIBRARY).write_bytes(b"")
-    with pytest.raises(TypeError, match="Path cannot be kept in a file"):
+    with pytest.raises(TypeError, match=r"Path cannot be written to block\.json"):
         description.write(replace(COMPILED, outputs=(("constant", tmp_path),)), tmp_path)
 
 
 @pytest.mark.parametrize("sizes", [((2, "__import__('os')"),), ((2, "s9 + 1"),), ((2, "s0", "s0 s0"),)])
 def test_a_library_of_other_formulas_is_not_loaded(tmp_path: Path, sizes: Any) -> None:
-    with pytest.raises(ValueError, match=r"expression|of unknown sizes"):
+    with pytest.raises(ValueError, match=r"expression|unknown sizes"):
         Library(replace(COMPILED, sizes=sizes), tmp_path)
 
 
 @pytest.mark.parametrize("guard", ["L['args'][0].size()[0] > 2", "t0_3 > 2", "open('x')", "t0_0.real"])
 def test_a_library_of_other_guards_is_not_loaded(tmp_path: Path, guard: str) -> None:
-    with pytest.raises(ValueError, match=r"expression|of unknown sizes"):
+    with pytest.raises(ValueError, match=r"expression|unknown sizes"):
         Library(replace(COMPILED, guards=(guard,)), tmp_path)
 
 
@@ -246,5 +249,5 @@ def test_a_nesting_imports_nothing(kind: str, context: Any) -> None:
     leaf = {"type": None, "context": None, "children_spec": []}
     inner = {"type": kind, "context": context, "children_spec": [leaf]}
     spec = [1, {"type": "builtins.tuple", "context": "null", "children_spec": [leaf, inner]}]
-    with pytest.raises(ValueError, match="names classes to be imported"):
+    with pytest.raises(ValueError, match="a nesting that imports classes"):
         torch_private.nested(json.dumps(spec))

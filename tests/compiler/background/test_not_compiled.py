@@ -1,4 +1,4 @@
-"""Blocks that cannot be compiled, and callers that see tier 1: each says so, and answers stay right."""
+"""Blocks that cannot be compiled, and callers that see level 1: each says so, and answers stay right."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.compiler.background.conftest import SHAPE, blocks, call_until, close,
 
 
 @torch.no_grad()
-def test_without_a_compiler_tier_one_serves_and_one_line_says_so(
+def test_without_a_compiler_level_one_serves_and_one_line_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("HF_CPU_ACCEL_HOME", str(tmp_path))
@@ -27,12 +27,12 @@ def test_without_a_compiler_tier_one_serves_and_one_line_says_so(
             model, input = blocks(), torch.randn(SHAPE)
             expected = model(input)
             accelerate_for_cpu(model, dtype="float32", compile="background")
-            call_until(model, input, lambda model=model: state(model).state == "tier 1", seconds=10)
+            call_until(model, input, lambda model=model: state(model).state == "level 1", seconds=10)
             close(model(input), expected)
-            assert state(model).reason == "no C++ compiler found (g++, or what CXX names)"
-            assert explain(model).compile_state == f"background: off, {state(model).reason}; tier 1 serves"
+            assert state(model).reason == "no C++ compiler found (install g++ or set CXX)"
+            assert explain(model).compile_state == f"background: off, {state(model).reason}; level 1 runs"
     (record,) = [record for record in caplog.records if record.name.startswith("hf_cpu_accel")]
-    assert record.getMessage().startswith("hf_cpu_accel: no C++ compiler found (g++, or what CXX names)")
+    assert record.getMessage().startswith("hf_cpu_accel: no C++ compiler found (install g++ or set CXX)")
 
 
 @torch.no_grad()
@@ -44,7 +44,7 @@ def test_on_an_unknown_torch_nothing_stands_before_the_blocks(monkeypatch: pytes
     close(model(input), expected)
     told = explain(model).compile_state
     assert told.startswith(f"background: off, torch {torch.__version__} is not among the versions")
-    assert told.endswith("tier 1 serves")
+    assert told.endswith("level 1 runs")
     assert not any("forward" in vars(module) for module in model)
 
 
@@ -59,8 +59,8 @@ def test_what_cannot_be_sent_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyP
     for block in model:
         block[1] = Mine().eval()
     accelerate_for_cpu(model, dtype="float32", compile="background")
-    call_until(model, input, lambda: state(model).state == "tier 1", seconds=10)
-    assert str(state(model).reason).startswith("Mine is defined in the program that runs")
+    call_until(model, input, lambda: state(model).state == "level 1", seconds=10)
+    assert str(state(model).reason).startswith("Mine is defined in __main__")
 
 
 @torch.no_grad()
@@ -68,12 +68,12 @@ def test_a_failed_child_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("HF_CPU_ACCEL_HOME", str(tmp_path))
     monkeypatch.setattr(sys, "executable", "/bin/false")
     model, input = accelerate_for_cpu(blocks(), dtype="float32", compile="background"), torch.randn(SHAPE)
-    call_until(model, input, lambda: state(model).state == "tier 1", seconds=10)
-    assert state(model).reason == "the compiling process ended with 1: no message"
+    call_until(model, input, lambda: state(model).state == "level 1", seconds=10)
+    assert state(model).reason == "the compiling process exited with code 1: no message"
 
 
 @torch.no_grad()
-def test_torch_compile_and_export_see_tier_one(model: nn.Sequential) -> None:
+def test_torch_compile_and_export_see_level_one(model: nn.Sequential) -> None:
     input = torch.randn(SHAPE)
     compiled = torch.compile(model, backend="eager", fullgraph=True)
     close(compiled(input), model(input))

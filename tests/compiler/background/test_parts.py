@@ -14,7 +14,7 @@ from transformers import BertConfig, BertModel
 from hf_cpu_accel import accelerate_for_cpu, explain
 from hf_cpu_accel.compiler.background import sources, toolchain, verdict
 from hf_cpu_accel.compiler.background.calls import NotPlain, flatten, rebuilt
-from hf_cpu_accel.compiler.background.find import find
+from hf_cpu_accel.compiler.background.find import find_regions
 from hf_cpu_accel.compiler.background.reads import digest, is_settings, recorded, structure
 from hf_cpu_accel.compiler.background.verdict import Verdict, disagreement
 from tests.compiler.background.conftest import blocks
@@ -103,20 +103,20 @@ def test_sources_are_those_that_ran() -> None:
 
 
 def test_repeated_blocks_are_found() -> None:
-    found = find(blocks(4))
+    found = find_regions(blocks(4))
     assert {name: len(modules) for name, modules in found.regions.items()} == {"*": 4}
     two = nn.ModuleDict({"a": blocks(2), "b": blocks(3)})
-    assert {name: len(m) for name, m in find(two).regions.items()} == {"a.*": 2, "b.*": 3}
+    assert {name: len(m) for name, m in find_regions(two).regions.items()} == {"a.*": 2, "b.*": 3}
 
 
 def test_models_without_repetition_are_compiled_whole() -> None:
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.Flatten())
-    assert find(model).regions == {"the model": [model]}
+    assert find_regions(model).regions == {"the model": [model]}
     many = nn.Sequential(*(blocks(2) for _ in range(5)))
     for index, stage in enumerate(many):
         for block in stage:
             block.append(nn.Linear(32, 8 + index))
-    assert list(find(many).regions) == ["the model"]
+    assert list(find_regions(many).regions) == ["the model"]
 
 
 def test_weights_that_compilers_cannot_read_are_not_compiled() -> None:
@@ -126,10 +126,10 @@ def test_weights_that_compilers_cannot_read_are_not_compiled() -> None:
         return nn.Sequential(nn.Conv2d(16, 16, 3, padding=1), nn.SiLU(), nn.Conv2d(16, 16, 3, padding=1))
 
     model = accelerate_for_cpu(nn.ModuleDict({"images": nn.Sequential(stage(), stage())}).eval())
-    assert find(model).regions == {}
-    assert "oneDNN's own layout" in str(find(model).reason)
+    assert find_regions(model).regions == {}
+    assert "oneDNN's own layout" in str(find_regions(model).reason)
     model["text"] = blocks(2)
-    assert list(find(model).regions) == ["text.*"]
+    assert list(find_regions(model).regions) == ["text.*"]
 
 
 def test_layers_that_are_one_op_are_not_compiled() -> None:
@@ -141,7 +141,8 @@ def test_layers_that_are_one_op_are_not_compiled() -> None:
         model(input_ids=torch.ones(2, 3, dtype=torch.long))
     state = explain(model).compile_state
     assert (
-        state == "background: nothing, its 2 layers are one op each already, and little is left beside them"
+        state
+        == "background: nothing, its 2 layers already run as one op each, and little else is left to compile"
     )
 
 

@@ -33,7 +33,7 @@ def test_what_others_can_write_to_is_not_loaded(
     path.chmod(path.stat().st_mode | mode)
     assert artifacts.load(copied) is None
     (record,) = caplog.records
-    assert f"{path}: others can write to it (mode" in record.getMessage()
+    assert f"{path}: other users can write to it (mode" in record.getMessage()
     assert artifacts.load(copied, trusted=True) is not None
 
 
@@ -155,7 +155,7 @@ def test_a_home_that_others_can_write_to_is_done_without(
     assert not into.is_relative_to(shared)
     assert into.stat().st_mode & 0o077 == 0
     (warning,) = [record.getMessage() for record in caplog.records if str(shared) in record.getMessage()]
-    assert "others can write to it (mode 777)" in warning
+    assert "other users can write to it (mode 777)" in warning
     assert "set HF_CPU_ACCEL_HOME to a folder of your own" in warning
 
 
@@ -189,7 +189,7 @@ def test_no_job_or_result_is_left_where_it_can_be_exchanged(
     monkeypatch.setattr(jobs, "_start", start)
     job = Job(nn.Identity(), (), {}, threads=1, into=tmp_path / "into")
     kind, text, _ = jobs.compile_in_child(job)
-    assert (kind, text[:28]) == ("failed", "the compiling process left '")
+    assert (kind, text[:28]) == ("failed", "the compiling process wrote ")
     assert seen == [["log"], 0]
     assert not (tmp_path / "proof").exists()
 
@@ -204,7 +204,7 @@ def test_inductor_reads_nothing_that_others_can_write(
         (tmp_path / "inductor").mkdir()
         (tmp_path / "inductor").chmod(mode)
     headers = codecache._HEADER_DIR
-    with worker._own_inductor_folder():
+    with worker._private_inductor_folder():
         folder = Path(cache_dir())
         assert Path(codecache._HEADER_DIR).is_relative_to(folder)
         assert Path(codecache._HEADER_LOCK_DIR).is_relative_to(folder)

@@ -1,4 +1,4 @@
-"""The compiled form takes over between calls, only where it may, and tier 1 answers everywhere else."""
+"""The compiled form takes over between calls, only where it may, and level 1 answers everywhere else."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ def test_a_child_compiles_one_graph_for_all_blocks(
 
 @torch.no_grad()
 def test_switched_blocks_run_compiled_at_every_length(
-    model: nn.Sequential, tier_one_calls: list[nn.Module]
+    model: nn.Sequential, level_one_calls: list[nn.Module]
 ) -> None:
     reference = copy.deepcopy(restore(copy.deepcopy(model)))
     row = state(model)
     assert (row.state, row.graphs, row.cached, row.cpu_seconds) == ("switched", 1, 1, 0.0)
     model(torch.randn(SHAPE))
-    assert tier_one_calls == []
+    assert level_one_calls == []
     for rows, length in ((2, 7), (3, 40), (64, 2)):
         input = torch.randn(rows, length, 32)
         close(model(input), reference(input))
@@ -66,7 +66,7 @@ def test_restore_undoes_all(compiled_once: CompiledRegion) -> None:
 
 
 @torch.no_grad()
-def test_answers_are_of_tier_one_until_it_is_verified(
+def test_answers_are_of_level_one_until_it_is_verified(
     compiled_once: CompiledRegion, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     original = Library.__init__
@@ -82,8 +82,8 @@ def test_answers_are_of_tier_one_until_it_is_verified(
     accelerate_for_cpu(model, dtype="float32", compile="now")
     for _ in range(3):
         close(model(input), expected)
-    assert state(model).state == "tier 1"
-    assert "the compiled form does not agree with tier 1: cosine" in str(state(model).reason)
+    assert state(model).state == "level 1"
+    assert "the compiled form does not agree with level 1: cosine" in str(state(model).reason)
 
 
 class Keeper(nn.Softsign):
@@ -93,7 +93,7 @@ class Keeper(nn.Softsign):
 
 
 @torch.no_grad()
-def test_what_keeps_things_as_it_runs_keeps_tier_one(
+def test_what_keeps_things_as_it_runs_keeps_level_one(
     compiled_once: CompiledRegion, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The library of plain blocks, which computes the same.
@@ -113,15 +113,15 @@ def test_what_keeps_things_as_it_runs_keeps_tier_one(
 
 @torch.no_grad()
 def test_what_is_not_faster_is_not_used(
-    compiled_once: CompiledRegion, monkeypatch: pytest.MonkeyPatch, tier_one_calls: list[nn.Module]
+    compiled_once: CompiledRegion, monkeypatch: pytest.MonkeyPatch, level_one_calls: list[nn.Module]
 ) -> None:
     monkeypatch.setattr(verdict, "GAIN", math.inf)
     model, input = accelerate_for_cpu(blocks(), dtype="float32", compile="now"), torch.randn(SHAPE)
-    call_until(model, input, lambda: state(model).state == "tier 1")
+    call_until(model, input, lambda: state(model).state == "level 1")
     assert state(model).reason == "the compiled form was not faster"
-    tier_one_calls.clear()
+    level_one_calls.clear()
     model(input)
-    assert tier_one_calls == list(model)
+    assert level_one_calls == list(model)
 
 
 @torch.no_grad()
@@ -168,37 +168,37 @@ def _forward(model: Any) -> None:
 def test_changes_of_the_block_are_seen(model: nn.Sequential, change: Callable[[Any], None]) -> None:
     input, before = torch.randn(SHAPE), model(torch.randn(SHAPE))
     change(model)
-    same = copy.deepcopy(model)  # copies run tier 1
+    same = copy.deepcopy(model)  # copies run level 1
     close(model(input), same(input))
     assert not torch.allclose(model(input), before)
 
 
 @torch.no_grad()
-def test_copies_run_tier_one(model: nn.Sequential, tier_one_calls: list[nn.Module]) -> None:
+def test_copies_run_level_one(model: nn.Sequential, level_one_calls: list[nn.Module]) -> None:
     input = torch.randn(SHAPE)
     for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        tier_one_calls.clear()
+        level_one_calls.clear()
         close(copied(input), model(input))
-        assert tier_one_calls == list(copied)
-        assert "a copy of an accelerated model" in explain(copied).compile_state
+        assert level_one_calls == list(copied)
+        assert "copies of an accelerated model are not compiled" in explain(copied).compile_state
 
 
 @torch.no_grad()
 def test_modes_that_the_library_was_not_made_for(
-    model: nn.Sequential, tier_one_calls: list[nn.Module]
+    model: nn.Sequential, level_one_calls: list[nn.Module]
 ) -> None:
     input = torch.randn(SHAPE)
     with torch.autocast("cpu", torch.bfloat16):
         model(input)
-    assert len(tier_one_calls) == 3
+    assert len(level_one_calls) == 3
     with torch.device("cpu"):  # by a mode that looks at every call
         model(input)
-    assert len(tier_one_calls) == 6
+    assert len(level_one_calls) == 6
     with torch.inference_mode():
         model(input)
-    assert len(tier_one_calls) == 6
+    assert len(level_one_calls) == 6
     model(torch.randn(5, 2, 32).transpose(0, 1))  # not contiguous
-    assert len(tier_one_calls) == 6
+    assert len(level_one_calls) == 6
 
 
 def test_the_signature_is_that_of_the_original(model: nn.Sequential) -> None:
@@ -229,15 +229,15 @@ def test_more_forms_of_calls_than_are_compiled(
 
 @torch.no_grad()
 def test_where_nothing_is_gained_calls_are_hardly_looked_at(
-    compiled_once: CompiledRegion, monkeypatch: pytest.MonkeyPatch, tier_one_calls: list[nn.Module]
+    compiled_once: CompiledRegion, monkeypatch: pytest.MonkeyPatch, level_one_calls: list[nn.Module]
 ) -> None:
     monkeypatch.setattr(verdict, "GAIN", math.inf)
     model, input = accelerate_for_cpu(blocks(), dtype="float32", compile="now"), torch.randn(SHAPE)
     call_until(model, input, lambda: all(vars(block)["forward"]._resting for block in model))
     looks = []
     monkeypatch.setattr(forward, "flatten", lambda *call: looks.append(call) or flatten(*call))
-    tier_one_calls.clear()
+    level_one_calls.clear()
     for _ in range(64):
         model(input)
-    assert len(tier_one_calls) == 64 * len(model)
+    assert len(level_one_calls) == 64 * len(model)
     assert 0 < len(looks) <= 2 * len(model)

@@ -145,11 +145,11 @@ def test_states_of_other_shapes_are_refused() -> None:
 def test_parts_that_do_not_fit_are_refused() -> None:
     layer, _ = recurrence("gated_delta_net", Case(), Sizes(), torch.float32)
     assert layer.recurrence is not None
-    with pytest.raises(ValueError, match="the output projection takes"):
+    with pytest.raises(ValueError, match="the output projection has"):
         bind([replace(layer, recurrence=replace(layer.recurrence, heads=3))])
     layer, _ = recurrence("selective_scan", Case(), Sizes(), torch.float32)
     assert layer.recurrence is not None
-    with pytest.raises(ValueError, match="a selective scan takes"):
+    with pytest.raises(ValueError, match="a selective scan requires"):
         bind([replace(layer, recurrence=replace(layer.recurrence, steps=None))])
-    with pytest.raises(ValueError, match="take and give"):
+    with pytest.raises(ValueError, match="selected and steps of a selective scan have"):
         bind([replace(layer, recurrence=replace(layer.recurrence, key_dim=5))])

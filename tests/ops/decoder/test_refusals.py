@@ -32,7 +32,7 @@ def test_bad_arguments() -> None:
         replace(call, rotary=[]).run()
     with pytest.raises(ValueError, match="the last 12"):
         replace(call, mask=torch.zeros(2, 1, 1, 11)).run()
-    with pytest.raises(ValueError, match="the layers take 0 each"):
+    with pytest.raises(ValueError, match="must be 0 each"):
         replace(call, cross_keys=call.keys).run()
     crossing = call_of(Case(cross="padding"))
     with pytest.raises(RuntimeError, match="cross_values must be"):
@@ -48,7 +48,7 @@ def test_bad_arguments() -> None:
     with pytest.raises(RuntimeError, match="start must be int32"):
         replace(call, start=torch.zeros(2)).run()
     own = call_of(Case(per_layer=24))
-    with pytest.raises(ValueError, match="0 per_layer_inputs: 1 of the layers take one"):
+    with pytest.raises(ValueError, match="0 per_layer_inputs: must be 1"):
         replace(own, per_layer_inputs=[]).run()
     with pytest.raises(RuntimeError, match=r"per_layer_inputs must be \[2, 1, 24\]"):
         replace(own, per_layer_inputs=[own.per_layer_inputs[0][..., :23]]).run()
@@ -97,7 +97,7 @@ def test_parts_that_do_not_fit() -> None:
         ),
         "activation='swish'": replace(layer, ffn=replace(ffn, activation="swish")),
         "heads=3": replace(layer, attention=replace(attention, heads=3)),
-        "head_stride must be given": replace(layer, attention=replace(attention, query=Heads(0, 32))),
+        "head_stride is required": replace(layer, attention=replace(attention, query=Heads(0, 32))),
         "key=Heads": replace(layer, attention=replace(attention, key=Heads(100, 16))),
         **wrong_gates(layer),
         "window=0": replace(layer, attention=replace(attention, window=0)),

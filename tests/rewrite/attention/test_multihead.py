@@ -231,9 +231,9 @@ def test_masks_that_torch_refuses_are_refused(masks: dict[str, Tensor]) -> None:
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"kdim": 48}, "a width of their own"),
-        ({"add_bias_kv": True}, "keys of its own"),
-        ({"add_zero_attn": True}, "keys of its own"),
+        ({"kdim": 48}, "differs from embed_dim"),
+        ({"add_bias_kv": True}, "add_bias_kv or add_zero_attn"),
+        ({"add_zero_attn": True}, "add_bias_kv or add_zero_attn"),
     ],
 )
 def test_other_forms_are_left(options: dict, reason: str) -> None:

@@ -80,7 +80,7 @@ def test_the_plan_says_on_what_and_who_was_not_reached() -> None:
     given.extra = nn.ModuleList([nn.Sequential(nn.Linear(64, 64))]).eval()
     accelerate_for_cpu(given, dtype="int4", calibration=calls())
     note = next(note for note in explain(given).notes if "calibrated" in note)
-    assert note.startswith("calibrated on 512 rows: 12 of 13 linears in four bits")
+    assert note.startswith("calibrated on 512 rows: 12 of 13 int4 linears")
     assert "no example reached extra.0.0" in note
 
 
@@ -128,7 +128,7 @@ def test_float16_weights() -> None:
     given = model("bert").to(torch.float16)
     before = state(given)
     accelerate_for_cpu(given, dtype="int4", calibration=calls(1))
-    assert any("12 of 12 linears" in note for note in explain(given).notes)
+    assert any("12 of 12 int4 linears" in note for note in explain(given).notes)
     restore(given)
     assert all(torch.equal(tensor, before[name]) for name, tensor in given.state_dict().items())
 
@@ -142,6 +142,6 @@ def test_whatever_is_raised_leaves_the_model(monkeypatch: pytest.MonkeyPatch, fa
         calibration[1] = {"input_ids": torch.full((1, 4), 10**6)}
     else:
         monkeypatch.setattr(stage, "pack_rounded", lambda *args: (_ for _ in ()).throw(RuntimeError("full")))
-    with pytest.raises((ValueError, RuntimeError), match=r"does not take batch 1: IndexError|full"):
+    with pytest.raises((ValueError, RuntimeError), match=r"raised an error for batch 1: IndexError|full"):
         accelerate_for_cpu(given, dtype="int4", calibration=calibration)
     assert_untouched(given, before, expected)

@@ -116,7 +116,7 @@ def test_what_the_weight_is_computed_of_is_watched(form: str, way: str, part: in
             parameter.data *= 2
         else:
             setattr(holder, names[part], nn.Parameter(2 * parameter, requires_grad=False))
-    with pytest.raises(RuntimeError, match=rf"{names[part]} was written to after acceleration"):
+    with pytest.raises(RuntimeError, match=rf"{names[part]} was modified after acceleration"):
         run(model, input)
 
 
@@ -219,5 +219,5 @@ def test_each_is_told() -> None:
     accelerate_for_cpu(model, dtype="int8")
     items = {item.name: (item.structure, item.reason) for item in explain(model).items}
     assert items["inner"] == (structure, None)
-    assert "keeps what its weight is made of" in (items["inner.parametrizations.weight"][1] or "")
+    assert "runs on packed values of its weight" in (items["inner.parametrizations.weight"][1] or "")
     assert len(items) == 2

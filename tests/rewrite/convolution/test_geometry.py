@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from hf_cpu_accel import accelerate_for_cpu, explain, restore
-from hf_cpu_accel.rewrite.convolution.geometry import is_convolution, padding_of
+from hf_cpu_accel.rewrite.convolution.geometry import is_convolution, symmetric_padding
 
 
 class Depthwise(nn.Conv2d):
@@ -57,9 +57,9 @@ def test_padding_in_words_is_that_in_numbers(kind: str, dtype: str) -> None:
 
 
 def test_zeros_on_one_side_are_none_on_either() -> None:
-    assert padding_of(nn.Conv2d(8, 8, 4, padding="same")) is None
-    assert padding_of(nn.Conv2d(8, 8, (4, 3), padding="same", dilation=(2, 1))) == (3, 1)
-    assert padding_of(nn.Conv1d(8, 8, 3, padding=2)) == (2,)
+    assert symmetric_padding(nn.Conv2d(8, 8, 4, padding="same")) is None
+    assert symmetric_padding(nn.Conv2d(8, 8, (4, 3), padding="same", dilation=(2, 1))) == (3, 1)
+    assert symmetric_padding(nn.Conv1d(8, 8, 3, padding=2)) == (2,)
 
 
 @torch.no_grad()

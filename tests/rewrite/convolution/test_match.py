@@ -139,5 +139,5 @@ def test_what_a_plain_list_holds_too_keeps_its_weight(dtype: str) -> None:
     model, x = Listed().eval(), torch.randn(1, 16, 5, 5)
     expected = model(x).detach()
     accelerate_for_cpu(model, dtype=dtype)
-    assert any("plain list" in (item.reason or "") for item in explain(model).left)
+    assert any("plain Python list" in (item.reason or "") for item in explain(model).left)
     assert torch.equal(model(x), expected)

@@ -102,7 +102,7 @@ def test_edits_hooks_and_modes_count() -> None:
         changed.layer[8].activation = nn.Identity()
     assert distance(model(image).last_hidden_state, eager(image).last_hidden_state) < 1e-4
     model.layer[3].normalization.bias.add_(1.0)
-    with pytest.raises(RuntimeError, match="written to after acceleration"):
+    with pytest.raises(RuntimeError, match="modified after acceleration"):
         model(image)
 
 

@@ -79,16 +79,16 @@ def test_a_transposed_convolution_takes_what_torch_takes() -> None:
     with pytest.raises(ValueError, match="output_size"):
         model.inner(sound, output_size=[longest + 1])
     for wrong in (sound[:, :-1], sound[..., :0], sound[None]):
-        with pytest.raises(RuntimeError, match="this convolution takes"):
+        with pytest.raises(RuntimeError, match="is not supported: expected"):
             model(wrong)
 
 
 @pytest.mark.parametrize(
     ("layer", "reason"),
     [
-        (nn.ConvTranspose1d(32, 32, 4, 2, groups=2), "in groups"),
-        (nn.ConvTranspose1d(32, 32, 4, 2, output_padding=1), "zeros behind"),
-        (nn.ConvTranspose1d(32, 32, 4, 2, dilation=2), "gaps"),
+        (nn.ConvTranspose1d(32, 32, 4, 2, groups=2), "groups=2"),
+        (nn.ConvTranspose1d(32, 32, 4, 2, output_padding=1), "output_padding=(1,)"),
+        (nn.ConvTranspose1d(32, 32, 4, 2, dilation=2), "dilation=(2,)"),
         (nn.ConvTranspose1d(2, 32, 4, 2), "too few"),
     ],
 )
@@ -189,7 +189,7 @@ def test_elus_wait_for_a_convolution_or_give_their_values() -> None:
     torch.testing.assert_close(model.layers[2](waiting), eager.layers[2](elu(sound)), rtol=1e-4, atol=1e-5)
     waiting = model.layers[1](sound)
     sound.add_(1)
-    with pytest.raises(RuntimeError, match="written to"):
+    with pytest.raises(RuntimeError, match="was written to"):
         model.layers[2](waiting)
     for others in (sound.contiguous(), sound[0]):
         assert torch.equal(model.layers[1](others), elu(others))

@@ -58,7 +58,7 @@ def test_values_and_the_way_back(method: str) -> None:
     assert all(block._ranges is not None for block in blocks(model))
     plan = explain(model)
     assert plan.counts()[STRUCTURE] == 8
-    assert any("8 of 8 convolutions pass in 8 bits" in note and method in note for note in plan.notes)
+    assert any("8 of 8 convolutions return int8 images" in note and method in note for note in plan.notes)
     assert plan.dtype == "int8"
     got = model(pixels).last_hidden_state
     assert got.dtype is torch.float32
@@ -182,7 +182,7 @@ def test_what_has_no_chains_says_so() -> None:
     model = BertModel(BertConfig(vocab_size=30, **sizes)).eval()
     ids = torch.arange(12)[None]
     accelerate_for_cpu(model, dtype="int8-static", calibration=[{"input_ids": ids}])
-    assert any("no chains of convolutions" in note for note in explain(model).notes)
+    assert any("no fused chains of convolutions" in note for note in explain(model).notes)
 
 
 def test_what_is_to_stay_float32_stays() -> None:
@@ -203,7 +203,7 @@ def test_refusals(tmp_path: Path) -> None:
     expected = model(pixels).last_hidden_state.detach()
     with pytest.raises(ValueError, match="needs calibration="):
         accelerate_for_cpu(model, dtype="int8-static")
-    with pytest.raises(ValueError, match="does not take batch 0"):
+    with pytest.raises(ValueError, match="raised an error for batch 0"):
         accelerate_for_cpu(
             model, dtype="int8-static", calibration=[{"pixel_values": torch.zeros(1, 5, 9, 9)}]
         )

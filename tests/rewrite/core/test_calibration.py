@@ -84,14 +84,14 @@ def test_a_pipeline_has_its_tokenizer() -> None:
 @pytest.mark.parametrize(
     ("calibration", "error", "says"),
     [
-        ("a text", TypeError, "calibration is a str; accepted: a list of texts"),
-        (3, TypeError, "calibration is a int"),
+        ("a text", TypeError, "calibration of type str is not supported; pass a list of texts"),
+        (3, TypeError, "calibration of type int"),
         ([], ValueError, "calibration is empty"),
-        ([3], TypeError, "calibration holds a int"),
-        (["a text", 3], TypeError, "calibration holds a str"),
+        ([3], TypeError, "calibration has an item of type int"),
+        (["a text", 3], TypeError, "calibration has an item of type str"),
         (({"input_ids": number} for number in count()), ValueError, "more than 64 batches"),
         (["a text"], ValueError, "no tokenizer: pass tokenizer="),
-        ([{"no_such": torch.ones(1)}], ValueError, "does not take batch 0: ValueError"),
+        ([{"no_such": torch.ones(1)}], ValueError, "raised an error for batch 0: ValueError"),
     ],
 )
 def test_what_cannot_be_is_said(calibration: Any, error: type[Exception], says: str) -> None:

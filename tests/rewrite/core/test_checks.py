@@ -42,8 +42,8 @@ BAD = {
     r"layer\.0\.weight is not initialized yet: run the model once": _lazy(),
     r"layer\.0\.weight is on the meta device and has no values": Model().eval().to("meta"),
     r"layer\.2\.running_mean is on the meta device": _meta_buffer(),
-    r"layer\.0\.weight holds NaN or infinite values": _not_finite(torch.nan),
-    r"layer\.0\.weight holds NaN or infinite": _not_finite(-torch.inf),
+    r"layer\.0\.weight has NaN or infinite values": _not_finite(torch.nan),
+    r"layer\.0\.weight has NaN or infinite": _not_finite(-torch.inf),
 }
 
 
@@ -69,7 +69,7 @@ def test_another_device_is_named(monkeypatch):
     # No other device can be counted on here, so a parameter pretends.
     monkeypatch.setattr(nn.Parameter, "device", torch.device("cuda:0"), raising=False)
     with pytest.raises(
-        ValueError, match=r"layer\.0\.weight is on 'cuda:0', expected the CPU: call model\.to\('cpu'\)"
+        ValueError, match=r"layer\.0\.weight is on 'cuda:0', only 'cpu' is supported: call model\.to\('cpu'\)"
     ):
         accelerate_for_cpu(model)
 

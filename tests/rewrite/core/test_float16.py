@@ -152,7 +152,7 @@ def test_weights_that_are_kept_in_float32_stay_so(tmp_path):
     accelerate_for_cpu(model, dtype="float32")
     assert error(case.call(model), truth) < 1e-3
     assert {key: value.dtype for key, value in model.state_dict().items()} == dtypes
-    with pytest.raises(RuntimeError, match="computes in float32 or bfloat16"):
+    with pytest.raises(RuntimeError, match="only to float32 or bfloat16"):
         model.half()  # eager would round those, too
     assert same(state(restore(model)), before)
 

@@ -39,6 +39,6 @@ def test_it_is_left_and_says_why():
         accelerate_for_cpu(model, dtype="float32")
         assert torch.allclose(model(x), before, atol=1e-5)
         reasons = {item.name: item.reason for item in explain(model).items}
-        assert "plain list" in reasons["blocks.0.0"]
+        assert "plain Python list" in reasons["blocks.0.0"]
         assert reasons["last"] is None
         assert torch.equal(restore(model)(x), before)

@@ -215,7 +215,7 @@ def test_a_static_cache_that_is_too_short() -> None:
     storage = storage_of(cache, 1)
     assert storage is not None
     with pytest.raises(
-        ValueError, match="9 tokens and 3 more do not fit into this cache with max_cache_len=11"
+        ValueError, match="9 tokens and 3 new ones do not fit into a cache with max_cache_len=11"
     ):
         storage.reserve(2, 2, 16, 16, torch.float32, 3)
 
@@ -226,7 +226,7 @@ def test_a_cache_of_another_batch(kind: type) -> None:
     model = accelerated(llama())
     cache = DynamicCache() if kind is DynamicCache else StaticCache(config=model.config, max_cache_len=40)
     logits(model, cache)
-    with pytest.raises(ValueError, match="past_key_values: this cache holds keys of batch size 2"):
+    with pytest.raises(ValueError, match="past_key_values: this cache has batch size 2"):
         step(model, cache, MORE[:1])
 
 

@@ -165,4 +165,4 @@ def test_tables_for_neighboring_features_are_told() -> None:
     assert not fused_layers(model)
     reasons = [item.reason for item in explain(model).left if item.structure == STRUCTURE]
     assert len(reasons) == 2
-    assert all("next to one another" in reason for reason in reasons)
+    assert all("rotates adjacent features" in reason for reason in reasons)

@@ -197,8 +197,8 @@ def test_copies_and_pickles() -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"relative_attention": False}, "content and positions"),
-        ({"pos_att_type": []}, "content and positions"),
+        ({"relative_attention": False}, "disentangled attention"),
+        ({"pos_att_type": []}, "disentangled attention"),
     ],
 )
 def test_what_is_not_fused_says_why(changes: dict[str, object], reason: str) -> None:

@@ -129,7 +129,7 @@ def bert_for_tokens() -> nn.Module:
 def test_explain_says_so() -> None:
     model = accelerate_for_cpu(bert(), dtype="float32")
     assert explain(model).notes == (
-        "BertModel: the first position is read where it is padding: batches that begin with padding are computed with it",
+        "BertModel: the first position is read even if it is padding: left padding is computed",
     )
     assert explain(model).notes[0] in str(explain(model)).replace("\n", " ")
     assert not explain(accelerate_for_cpu(bert_for_tokens(), dtype="float32")).notes

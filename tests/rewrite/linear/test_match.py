@@ -51,7 +51,7 @@ def _overridden():
 REFUSED = {
     "Subclass is not a plain nn.Linear": Subclass(64, 64),
     "hooks, parametrizations": _hooked(),
-    "a forward of its own": _overridden(),
+    "a replaced forward": _overridden(),
     "is not a plain nn.Linear": parametrizations.weight_norm(nn.Linear(64, 64)),
     "only 2 output features": nn.Linear(64, 2),
     "only 256 weights": nn.Linear(16, 16),
@@ -133,6 +133,6 @@ def test_an_encoder_layer_of_torch_whose_attention_is_left_keeps_its_own_fused_p
         accelerate_for_cpu(model, dtype="float32", skip_modules=["*.self_attn"])
         assert explain(model).counts() == {"linear": 1}
         reasons = {item.name: item.reason for item in explain(model).left}
-        assert "torch's own fused encoder layer" in reasons["0.layers.1.linear2"]
+        assert "PyTorch's fused encoder layer" in reasons["0.layers.1.linear2"]
         torch.testing.assert_close(model(X), expected, rtol=1e-4, atol=1e-5)
         assert torch.equal(restore(model)(X), expected)

@@ -56,7 +56,7 @@ def test_dynamic_linears_become_fused_layers(dtype: str, by_channel: bool) -> No
     assert linear.packed_dtype == ("float32" if dtype == "float32" else "int8")
     (item,) = (item for item in plan.items if item.name == "encoder.layer.0.output.dense")
     assert "torch.ao dynamic int8" in item.structure
-    assert (" off" in item.structure) == (dtype != "float32")
+    assert ("rounding to" in item.structure) == (dtype != "float32")
     restore(quantized)
     with torch.no_grad():
         assert torch.equal(quantized(ids).last_hidden_state, before)
@@ -144,7 +144,7 @@ def test_unmeasured_engines_are_told() -> None:
     before = model(x)
     accelerate_for_cpu(model, providers="own")
     assert {item.name: item.reason for item in explain(model).left}["linear"] == (
-        "it stays with the engine it was packed for: others are not measured"
+        "it keeps the engine it was packed for; measuring other engines is off"
     )
     assert torch.equal(model(x), before)
 

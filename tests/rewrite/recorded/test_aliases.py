@@ -66,7 +66,7 @@ def test_both_names_of_what_may_be_a_copy(kind: type[Written], make: Callable[[i
     for hidden, theirs in zip(given, expected, strict=True):
         assert error(run(model, hidden), theirs) <= 1e-5
     assert not in_use(model)
-    assert {str(said) for said in reasons(model)} == {"it writes to tensors that may or may not be copies"}
+    assert {str(said) for said in reasons(model)} == {"it writes in place to tensors that may share memory"}
 
 
 @pytest.mark.parametrize("make", [states, turned])

@@ -141,7 +141,7 @@ def test_attributes_that_change_from_call_to_call() -> None:
         for stack in (model, eager):
             stack.layers[0].scale = float(number)
         assert error(run(model, hidden), run(eager, hidden)) <= 1e-5
-    assert reasons(model) == {"its attributes change from call to call"}
+    assert reasons(model) == {"its attributes change between calls"}
     assert len(in_use(model)) == 1
 
 

@@ -58,7 +58,7 @@ def test_a_matrix_that_our_op_does_not_take_counts_as_torchs() -> None:
     layer.mixing = nn.Parameter(torch.randn(64, 64).T)
     model, errors = called(layer, (states(2, 7),), (states(2, 7),))
     assert max(errors) <= 1e-5
-    assert reasons(model) == {"torch computes a part of it (linear)"}
+    assert reasons(model) == {"PyTorch computes part of it (linear)"}
 
 
 @pytest.mark.parametrize("layer", [Mixed(8), Mixed(32, chooses=True)], ids=["few features", "experts"])

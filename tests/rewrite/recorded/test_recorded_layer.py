@@ -218,9 +218,9 @@ def bent(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None) -> Tens
     ("layer", "reason"),
     [
         (Random(plain), "random numbers"),
-        (Writing(plain), "writes to what it is given"),
-        (Elsewhere(plain), "neither given to it nor a parameter"),
-        (Written(bent), "torch computes a part of it (softmax)"),
+        (Writing(plain), "writes to its arguments"),
+        (Elsewhere(plain), "not an argument, parameter or buffer"),
+        (Written(bent), "PyTorch computes part of it (softmax)"),
     ],
 )
 def test_what_is_refused(layer: nn.Module, reason: str) -> None:
@@ -240,7 +240,7 @@ def test_what_is_refused(layer: nn.Module, reason: str) -> None:
 def test_arguments_that_no_program_takes() -> None:
     model, errors = called(Written(plain), (states(2, 7), None, object()))
     assert max(errors) <= 1e-5
-    assert reasons(model) == {"it is called with a object, which no program can take"}
+    assert reasons(model) == {"calls with object arguments are not recorded"}
     assert (
         error(run(model, states(2, 7)), run(restore(model), states(2, 7))) > 0
     )  # other numbers, and no exception

@@ -1,9 +1,11 @@
-"""`accelerate_for_cpu(..., compile="background")`: what tier 1 did not fuse is compiled while tier 1 serves.
+"""`accelerate_for_cpu(..., compile="background")`: compile the blocks that no rule fused, while calls run as before.
 
-    first call ──► tier 1 answers ──► the block and its arguments go to a child process
-                                      export ──► our passes ──► AOTInductor ──► artifact on disk
-    later calls ─► tier 1 answers, now and then the compiled form runs beside it ──► agrees and faster? it takes over
+Level 1 is the accelerated model without compiled blocks.
 
-The user's process never traces, compiles or imports Inductor: it loads a finished library. What may change between calls is
-looked at before each call (`bound.py`); a call for which the library was not made takes tier 1.
+    first call ──► level 1 runs ──► the block and its arguments go to a child process
+                                   export ──► passes ──► AOTInductor ──► artifact on disk
+    later calls ─► level 1 runs, some calls run the compiled form too ──► equal and faster: the compiled form replaces level 1
+
+The user's process never traces, compiles or imports Inductor: it loads a finished library. Before each call `bound.py` checks the
+values that may change between calls. A call that does not fit the library runs level 1.
 """

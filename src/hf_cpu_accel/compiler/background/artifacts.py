@@ -1,7 +1,8 @@
-"""Compiled blocks on disk: found by what they were made of and with, used only if nothing of that has changed.
+"""Compiled blocks on disk, keyed by their sources and versions, and used only while those are unchanged.
 
-An artifact is machine code, and what `description.py` says about it. It is loaded from the folder of this package in the home of
-the user if no other user can have written there, and from a bundle that the user has said to trust.
+An artifact is machine code and its description (`description.py`). It is loaded from two places:
+- the folder of this package in the user's home, if no other user can have written there;
+- a bundle that the user trusts.
 """
 
 from __future__ import annotations
@@ -36,32 +37,34 @@ from hf_cpu_accel.runtime.private_files import make_folder, problem
 _COMPILED = "compiled"
 _FILES = (LIBRARY, description.TENSORS, description.NAME)
 _logger = logging.getLogger("hf_cpu_accel.compiler")
-_INSTRUCTIONS = re.compile(r"avx|amx|fma|f16c|sse4|asimd|sve|bf16|i8mm")  # flags that compilers look at
+_INSTRUCTIONS = re.compile(r"avx|amx|fma|f16c|sse4|asimd|sve|bf16|i8mm")  # flags that compilers use
 
 
 def folder_of(block: nn.Module, key: Key) -> Path:
-    """Where artifacts for blocks of this structure and calls of this form are, each in a folder of its own."""
+    """Return the folder for artifacts of blocks of this structure and calls of this form, one subfolder each."""
     cpu = hardware.detect()
-    made_with = (
+    versions = (
         torch.__version__,
         _version("transformers"),
         fingerprint(),
         description.FORMAT,
         platform.python_version_tuple()[:2],
     )
-    made_for = (cpu.arch, sorted(filter(_INSTRUCTIONS.match, cpu.flags)), extension.status().tier)
-    text = repr((made_with, made_for, structure(block), key))
+    machine = (cpu.arch, sorted(filter(_INSTRUCTIONS.match, cpu.flags)), extension.status().tier)
+    text = repr((versions, machine, structure(block), key))
     return cache_folder(_COMPILED, hashlib.sha256(text.encode()).hexdigest()[:32])
 
 
-def find(block: nn.Module, key: Key, bundle: Path | None = None) -> Library | None:
-    """An artifact made for such a block and call, whose sources are unchanged; None if there is none.
+def find_artifact(block: nn.Module, key: Key, bundle: Path | None = None) -> Library | None:
+    """Return an artifact for this block and call whose sources are unchanged, or None.
 
     Args:
         bundle: a folder that `export` wrote and that the user trusts.
     """
-    own = folder_of(block, key)
-    folders = [(own, False)] if bundle is None else [(own, False), (bundle / _COMPILED / own.name, True)]
+    local = folder_of(block, key)
+    folders = (
+        [(local, False)] if bundle is None else [(local, False), (bundle / _COMPILED / local.name, True)]
+    )
     for folder, trusted in folders:
         for path in sorted(path for path in folder.glob("*") if (path / description.NAME).is_file()):
             library = load(path, trusted=trusted)
@@ -71,7 +74,7 @@ def find(block: nn.Module, key: Key, bundle: Path | None = None) -> Library | No
 
 
 def export(libraries: Iterable[Library], bundle: Path) -> int:
-    """Copy the artifacts into the folder `bundle`, for machines of the same kind. Returns how many there are."""
+    """Copy the artifacts into the folder `bundle`, for machines of the same kind, and return their number."""
     folders = {library.folder for library in libraries}
     for folder in folders:
         shutil.copytree(folder, bundle / _COMPILED / folder.parent.name / folder.name, dirs_exist_ok=True)
@@ -79,35 +82,39 @@ def export(libraries: Iterable[Library], bundle: Path) -> int:
 
 
 def load(folder: Path, *, trusted: bool = False) -> Library | None:
-    """The artifact in `folder`; None if it is damaged, stale, or neither `trusted` nor this user's own."""
+    """Load the artifact in `folder`. Return None if it is damaged, stale, or neither `trusted` nor private to this user."""
     foreign = None if trusted else _foreign(folder)
     if foreign is not None:
         say(
-            f"{foreign}: compiled code there is not loaded, since it would run as you. Remove it if it is not yours"
+            f"{foreign}: this compiled code is not loaded, because it would run with your permissions; "
+            "remove it if it is not yours"
         )
         return None
     try:
         compiled = description.read(folder)
         return Library(compiled, folder) if unchanged(compiled.sources) else None
-    except Exception:  # whatever a damaged file leads to, it is compiled anew
+    except Exception:  # any error of a damaged file: the block is compiled again
         _logger.debug("hf_cpu_accel: %s", folder, exc_info=True)
         return None
 
 
-def write(compiled: Compiled, made: Path, into: Path) -> Path:
-    """Describe the library in the folder `made`, and put both beside the others in `into`, all at once.
+def write(compiled: Compiled, source: Path, into: Path) -> Path:
+    """Describe the library in the folder `source`, and move both into a new folder in `into`, atomically.
+
+    Returns:
+        The path of the artifact.
 
     Raises:
-        TypeError, ValueError: it holds what a description cannot.
-        OSError: it cannot be put there.
+        TypeError, ValueError: `compiled` contains a value that a description cannot hold.
+        OSError: `into` cannot be written.
     """
-    description.write(compiled, made)
+    description.write(compiled, source)
     target = Path(tempfile.mkdtemp(dir=make_folder(into), prefix=".new"))
     for name in _FILES:
-        shutil.copyfile(made / name, target / name)
+        shutil.copyfile(source / name, target / name)
         (target / name).chmod(0o600)
     final = into / hashlib.sha256((target / description.NAME).read_bytes()).hexdigest()[:16]
-    if load(final) is None:  # there is none, or what is there is damaged or not ours
+    if load(final) is None:  # missing, damaged, or another user's
         _remove(final)
     try:
         os.rename(target, final)
@@ -124,7 +131,7 @@ def _remove(path: Path) -> None:
 
 
 def _foreign(folder: Path) -> str | None:
-    """Which file of an artifact another user can have put there, and why."""
+    """Return the first file of an artifact that another user can have written, and why; None if there is no such file."""
     paths = (folder.parent, folder, *(folder / name for name in _FILES))
     reasons = ((path, problem(path)) for path in paths)
     return next((f"{path}: {reason}" for path, reason in reasons if reason is not None), None)

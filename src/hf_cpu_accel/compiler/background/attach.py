@@ -1,4 +1,4 @@
-"""Puts the compiled tier on an accelerated model, and tells what became of it."""
+"""Compiling in the background: attached to an accelerated model, and reported by `explain`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from hf_cpu_accel.compiler.background.bound import Library
-from hf_cpu_accel.compiler.background.find import Found, find
+from hf_cpu_accel.compiler.background.find import RegionSearch, find_regions
 from hf_cpu_accel.compiler.background.forward import BlockForward
 from hf_cpu_accel.compiler.background.region import Form, Region
 from hf_cpu_accel.compiler.background.toolchain import why_off
@@ -23,11 +23,13 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class CompiledTier:
-    """The regions of a model, in its journal: undone first of all.
+class CompiledRegions:
+    """The compiled regions of a model, as a change in its journal.
 
     Attributes:
-        reason: why there are none.
+        mode: `CPUAccelConfig.compile`.
+        regions: blocks that are compiled together.
+        reason: why there are no regions, or None.
     """
 
     mode: str
@@ -39,58 +41,62 @@ class CompiledTier:
             region.closed = True
 
     def __getstate__(self) -> dict[str, object]:
-        # Copies of the model run tier 1.
-        return {"mode": self.mode, "regions": [], "reason": "a copy of an accelerated model"}
+        # Copies of the model run level 1.
+        return {"mode": self.mode, "regions": [], "reason": "copies of an accelerated model are not compiled"}
 
 
 def attach(root: nn.Module, acceleration: Acceleration) -> None:
-    """Have the blocks of `root` that no rule has fused compiled as soon as they are called."""
+    """Compile the blocks of `root` that no rule has fused, each at its first call."""
     journal, mode = acceleration.journal, acceleration.config.compile
-    # What is called before each block relies on private names, too.
+    # The wrapper around each block relies on private names, too.
     unknown = unknown_version()
-    found = Found({}, unknown) if unknown else find(root)
-    tier = CompiledTier(mode, [], found.reason)
-    given = acceleration.config.compiled_bundle
-    bundle = None if given is None else Path(given)
-    for name, modules in found.regions.items():
+    search = RegionSearch({}, unknown) if unknown else find_regions(root)
+    compiled = CompiledRegions(mode, [], search.reason)
+    path = acceleration.config.compiled_bundle
+    bundle = None if path is None else Path(path)
+    for name, modules in search.regions.items():
         region = Region(name, mode, acceleration.plan.dtype, bundle)
         for module in modules:
             forward = BlockForward(module, region)
             region.blocks.append(forward)
             add_attribute(journal, module, "forward", forward)
-        tier.regions.append(region)
-    journal.record(tier)
+        compiled.regions.append(region)
+    journal.record(compiled)
 
 
-def _tier_of(acceleration: Acceleration) -> CompiledTier | None:
-    return next((change for change in acceleration.journal.changes if isinstance(change, CompiledTier)), None)
+def _compiled_regions_of(acceleration: Acceleration) -> CompiledRegions | None:
+    return next(
+        (change for change in acceleration.journal.changes if isinstance(change, CompiledRegions)), None
+    )
 
 
 def libraries_of(acceleration: Acceleration) -> list[Library]:
-    """What was compiled or loaded for a model so far."""
-    tier = _tier_of(acceleration)
-    regions = [] if tier is None else tier.regions
+    """Return the libraries that were compiled or loaded for a model so far."""
+    compiled = _compiled_regions_of(acceleration)
+    regions = [] if compiled is None else compiled.regions
     return [library for region in regions for form in region.forms.values() for library in form.libraries]
 
 
 def with_compiled(plan: Plan, acceleration: Acceleration) -> Plan:
-    """`plan` with what became of the regions so far."""
-    tier = _tier_of(acceleration)
-    if tier is None:
+    """Return `plan` with the present state of the regions."""
+    compiled = _compiled_regions_of(acceleration)
+    if compiled is None:
         return plan
-    regions = tuple(row for region in tier.regions for row in _rows(region))
-    recompiles = sum(max(0, len(region.forms) - 1) for region in tier.regions)
-    state = f"{tier.mode}: {_told(tier, regions)}"
+    regions = tuple(row for region in compiled.regions for row in _rows(region))
+    recompiles = sum(max(0, len(region.forms) - 1) for region in compiled.regions)
+    state = f"{compiled.mode}: {_describe_state(compiled, regions)}"
     return dataclasses.replace(plan, compile_state=state, recompiles=recompiles, compiled=regions)
 
 
-def _told(tier: CompiledTier, regions: tuple[CompiledRegion, ...]) -> str:
+def _describe_state(compiled: CompiledRegions, regions: tuple[CompiledRegion, ...]) -> str:
     off = why_off()
-    wants = bool(regions) or unknown_version() is not None  # which has nothing looked for
-    has = any(row.graphs for row in regions)  # compiled elsewhere, or before
-    if off and wants and not has:
-        return f"off, {off}; tier 1 serves"
-    return f"nothing, {tier.reason}" if tier.reason else _summary(regions)
+    has_regions = (
+        bool(regions) or unknown_version() is not None
+    )  # with an unknown version no region is searched
+    has_libraries = any(row.graphs for row in regions)  # compiled elsewhere, or before
+    if off and has_regions and not has_libraries:
+        return f"off, {off}; level 1 runs"
+    return f"nothing, {compiled.reason}" if compiled.reason else _summary(regions)
 
 
 def _summary(regions: tuple[CompiledRegion, ...]) -> str:
@@ -101,19 +107,19 @@ def _summary(regions: tuple[CompiledRegion, ...]) -> str:
 
 
 def _state(form: Form) -> tuple[str, str | None]:
-    """As `CompiledRegion` has it, and the reason for it."""
+    """Return the state of a form as in `CompiledRegion`, and the reason."""
     decided = [verdict.faster for verdict in form.verdicts.values() if verdict.faster is not None]
     if form.state == "left":
-        return "tier 1", form.reason
+        return "level 1", form.reason
     if form.state == "compiled" and any(decided):
         return "switched", form.reason
     if form.state == "compiled" and decided:
-        return "tier 1", "the compiled form was not faster"
+        return "level 1", "the compiled form was not faster"
     return "measuring" if form.state == "compiled" else form.state, form.reason
 
 
 def _rows(region: Region) -> list[CompiledRegion]:
-    """One row for each form of call; one that waits for the first call."""
+    """Return one row for each form of call; a row "waiting" before the first call."""
     name, blocks = region.name, len(region.blocks)
     if not region.forms and region.other_calls is None:
         return [CompiledRegion(name, blocks, "waiting", "not called yet")]
@@ -139,5 +145,5 @@ def _rows(region: Region) -> list[CompiledRegion]:
             )
         )
     if region.other_calls:
-        rows.append(CompiledRegion(name, blocks, "tier 1", region.other_calls))
+        rows.append(CompiledRegion(name, blocks, "level 1", region.other_calls))
     return rows

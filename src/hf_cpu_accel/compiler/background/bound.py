@@ -1,4 +1,4 @@
-"""A compiled form bound to one block: its weights, and what must not have changed since."""
+"""A compiled form bound to one block: its weights, and the checks that the block is unchanged."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Library:
     """A loaded artifact, shared by the blocks that it fits.
 
     Raises:
-        ValueError: its sizes or guards are no arithmetic on the sizes of a call.
+        ValueError: its sizes or guards are not arithmetic on the sizes of a call.
     """
 
     def __init__(self, compiled: Compiled, folder: Path) -> None:
@@ -34,11 +34,11 @@ class Library:
         self._known: dict[tuple[Any, ...], bool] = {}
 
     def fits(self, block: nn.Module) -> bool:
-        """Whether the attributes of `block` that the library has the values of are the same."""
+        """Return whether the attributes of `block` have the values that are compiled into the library."""
         return self.misfit(block) is None
 
     def misfit(self, block: nn.Module) -> str | None:
-        """The path of an attribute that is not the same."""
+        """Return the path of an attribute with another value, or None."""
         modules = dict(block.named_modules())
         for read in self.compiled.reads:
             attributes = vars(modules[read.path]) if read.path in modules else {}
@@ -47,7 +47,7 @@ class Library:
         return None
 
     def takes(self, tensors: list[Tensor]) -> bool:
-        """Whether the sizes are among those that the library is right for."""
+        """Return whether the library supports the sizes of these tensors."""
         shapes = tuple([tensor.shape for tensor in tensors])
         known = self._known.get(shapes)
         if known is None:
@@ -76,7 +76,7 @@ class Library:
 
 
 def _expressions(compiled: Compiled) -> tuple[dict[int | str, Expression], list[Expression]]:
-    """The sizes that are formulas, by their text, and the guards."""
+    """Return the sizes that are formulas, by their text, and the guards."""
     sizes = [size for shape in compiled.sizes for size in shape if isinstance(size, str)]
     symbols = compiled.ranges.keys() & set(sizes)
     named = {size_name(n, dim) for n, shape in enumerate(compiled.sizes) for dim in range(len(shape))}
@@ -85,7 +85,7 @@ def _expressions(compiled: Compiled) -> tuple[dict[int | str, Expression], list[
     for known, expressions in ((symbols, formulas.values()), (named, guards)):
         for expression in expressions:
             if not expression.names <= known:
-                raise ValueError(f"of unknown sizes: {sorted(expression.names - known)}")
+                raise ValueError(f"unknown sizes: {sorted(expression.names - known)}")
     return formulas, guards
 
 
@@ -93,7 +93,7 @@ class BoundBlock:
     """Runs `library` with the weights of `block`.
 
     Raises:
-        LookupError, TypeError: the block does not hold what the library asks for.
+        LookupError, TypeError: the block lacks a tensor that the library needs.
     """
 
     def __init__(self, library: Library, block: nn.Module) -> None:
@@ -103,14 +103,14 @@ class BoundBlock:
         self._inputs = [index for index, place in enumerate(compiled.places) if place.kind == "input"]
         state = [follow(block, place.path) for place in compiled.places if place.kind == "state"]
         if not all(isinstance(tensor, Tensor) for tensor in state):
-            raise TypeError("a weight is no tensor")
+            raise TypeError("a weight is not a tensor")
         self._state: list[Tensor] = state
         self._dtypes = [tensor.dtype for tensor in state]
         self._bound = Bound(library.run, compiled.kept, compiled.requests)
         self._watch = _watch(block, compiled)
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[Tensor]) -> Any:
-        """The block's output, or NotImplemented if the library is not for this call."""
+        """Return the block's output, or NotImplemented if the library does not support this call."""
         if not (self._watch() and self.library.takes(tensors)):
             return NotImplemented
         if [tensor.dtype for tensor in self._state] != self._dtypes:
@@ -119,7 +119,9 @@ class BoundBlock:
         for index, tensor in zip(self._inputs, tensors, strict=True):
             inputs[index] = tensor.contiguous()
         row = self._bound(*inputs)
-        outputs = [row[found] if type(found) is int else found[1] for found in self.library.compiled.outputs]
+        outputs = [
+            row[output] if type(output) is int else output[1] for output in self.library.compiled.outputs
+        ]
         return self.library.nest(outputs)
 
 
@@ -128,32 +130,32 @@ def _source(block: nn.Module, place: Any) -> Any:
 
 
 def _watch(block: nn.Module, compiled: Compiled) -> Callable[[], bool]:
-    """What tells in a few microseconds whether the block is still as it is now."""
+    """Return a function that checks, in a few microseconds, whether the block is unchanged since now."""
     modules = dict(block.named_modules())
     children = [module for module in modules.values() if module is not block]
     read = [(vars(modules[r.path]), r.name, vars(modules[r.path])[r.name]) for r in compiled.reads]
-    # Other objects are replaced, which shows; configurations are also written to.
+    # Other objects are replaced, which the check of identity finds; configurations are also written to.
     settings = {id(value): (vars(value), dict(vars(value))) for _, _, value in read if is_settings(value)}
     written = list(settings.values())
-    holders = [held for m in modules.values() for held in (m._parameters, m._buffers, m._modules) if held]
-    parts = [(held, list(held.values())) for held in holders]  # holds them, so that no id is used twice
+    holders = [part for m in modules.values() for part in (m._parameters, m._buffers, m._modules) if part]
+    parts = [(holder, list(holder.values())) for holder in holders]  # references, so that no id is reused
     ids = [list(map(id, values)) for _, values in parts]
     forwards = [(vars(child), vars(child).get("forward")) for child in children]
     hooks = [hook for child in children for hook in forward_hooks(child)]
 
     def unchanged() -> bool:
-        for held, name, value in read:
-            now = held.get(name)
+        for attributes, name, value in read:
+            now = attributes.get(name)
             if now is not value and (type(now) not in (bool, int, float, str) or now != value):
                 return False
         for now, before in written:
             if now != before:
                 return False
-        for (held, _), known in zip(parts, ids, strict=True):
-            if list(map(id, held.values())) != known:
+        for (holder, _), before_ids in zip(parts, ids, strict=True):
+            if list(map(id, holder.values())) != before_ids:
                 return False
-        for held, forward in forwards:
-            if held.get("forward") is not forward:
+        for attributes, forward in forwards:
+            if attributes.get("forward") is not forward:
                 return False
         if any(hooks):
             return not any(map(has_foreign_hook, hooks)) and not is_collecting_inside()

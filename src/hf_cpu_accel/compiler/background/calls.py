@@ -1,4 +1,4 @@
-"""What a call of a block looks like: its tensors, and a key that says all that compiled code depends on but sizes."""
+"""The form of a call of a block: its tensors, and a key of everything but sizes that compiled code depends on."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ class NotPlain(Exception):
 
 
 def flatten(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Key, list[Tensor]]:
-    """The key of a call, and its tensors in order.
+    """Return the key of a call, and its tensors in order.
 
-    Equal keys: the same nesting, constants, dtypes, ranks and thread count, and sizes of 1 at the same places (torch's compilers
-    make a size of 1 a case of its own).
+    Calls with equal keys have the same nesting, constants, dtypes, ranks and thread count, and sizes of 1 at the same places.
+    torch's compilers specialize on a size of 1.
 
     Raises:
-        NotPlain: an argument is something else than tensors on the CPU, constants, and tuples, lists and dicts of them.
+        NotPlain: an argument is not a CPU tensor, a constant, or a tuple, list or dict of those.
     """
     tensors: list[Tensor] = []
     key = (_key(args, tensors), _key(kwargs, tensors), torch.get_num_threads())
@@ -33,7 +33,7 @@ def _key(value: Any, tensors: list[Tensor]) -> Any:
     kind = type(value)
     if kind is Tensor or kind is nn.Parameter:
         if value.device.type != "cpu" or value.layout is not torch.strided:
-            raise NotPlain(f"a tensor in {value.layout} on {value.device}")
+            raise NotPlain(f"a tensor of layout {value.layout} on {value.device}")
         shape = value.shape
         if 0 in shape:
             raise NotPlain("an empty tensor")
@@ -49,7 +49,7 @@ def _key(value: Any, tensors: list[Tensor]) -> Any:
 
 
 def rebuilt(value: Any, tensors: list[Tensor]) -> Any:
-    """`value`, its tensors replaced by those at the front of `tensors`, which are taken from there."""
+    """Return `value` with its tensors replaced by the first ones of `tensors`, which are removed from the list."""
     if isinstance(value, Tensor):
         return tensors.pop(0)
     if isinstance(value, tuple | list):

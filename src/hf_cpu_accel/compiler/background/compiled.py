@@ -1,4 +1,4 @@
-"""What belongs to a compiled block besides its library; importing it imports none of the passes."""
+"""The metadata of a compiled block. Importing this file imports none of the passes."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Place:
     """Where an input of the graph comes from.
 
     Attributes:
-        kind: "input" (a tensor of the call), "state" (a parameter, buffer or other tensor that the block holds) or "constant".
-        path: the number of the tensor; the steps that lead from the block to what it holds; the tensor itself.
+        kind: "input" (a tensor of the call), "state" (a parameter, buffer or other tensor of the block) or "constant".
+        path: of "input" the index of the tensor; of "state" the steps from the block to it; of "constant" the tensor itself.
     """
 
     kind: str
@@ -31,18 +31,18 @@ class Place:
 
 @dataclass(frozen=True)
 class Compiled:
-    """What belongs to a library.
+    """The metadata of a library.
 
     Attributes:
-        places: of the inputs of the graph before it was rewritten.
-        kept, requests: as `bind.Bound` takes them.
-        sizes: of each tensor of the call: numbers, names of symbols, and formulas of these.
-        ranges: {symbol: (least, greatest)}; None where there is no greatest.
-        guards: conditions on the sizes of the tensors of the call, named as `size_name` does, that must be true.
-        outputs: what the call returns, in a row: numbers of the library's outputs, or ("constant", value).
-        spec: the nesting of that row, as pytree writes it.
-        reads: the attributes that the library has the values of.
-        sources: {file: hash} of what ran while it was traced.
+        places: the inputs of the graph before it was rewritten.
+        kept, requests: arguments of `bind.Bound`.
+        sizes: the sizes of each tensor of the call: numbers, names of symbols, and formulas of symbols.
+        ranges: {symbol: (minimum, maximum or None)}.
+        guards: conditions on the sizes of the tensors of the call, named by `size_name`, that must be true.
+        outputs: the flat outputs of the call: indices of the library's outputs, or ("constant", value).
+        spec: the nesting of the outputs, as written by pytree.
+        reads: the attributes whose values are compiled into the library.
+        sources: {file: hash} of the Python files that ran while the block was traced.
         graph: counts of ops and rewrites.
     """
 
@@ -60,12 +60,12 @@ class Compiled:
 
 
 def size_name(tensor: int, dim: int) -> str:
-    """What guards call the size of a tensor of the call, both counted from 0."""
+    """Return the name in guards of the size of a tensor of the call; both arguments count from 0."""
     return f"t{tensor}_{dim}"
 
 
 def follow(block: nn.Module, path: tuple[Step, ...]) -> Any:
-    """What the steps lead to."""
+    """Return the value at the end of the steps from `block`."""
     value: Any = block
     for kind, name in path:
         value = vars(value)[name] if kind == "attribute" else operator.getitem(value, name)

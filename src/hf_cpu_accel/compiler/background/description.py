@@ -1,7 +1,7 @@
-"""What belongs to a compiled block as JSON, its tensors as safetensors: text and numbers, so that reading it runs nothing.
+"""The metadata of a compiled block as JSON, its tensors as safetensors. Reading them runs no code.
 
 A value is written as itself, or as an object of one entry that names its kind: `{"dtype": "float32"}`, `{"PackedLinears": {...}}`.
-What is read back is of the few classes below, with exactly their fields, of the types that these have.
+Reading accepts only the classes below, with exactly their fields and types.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ _OP = re.compile(r"(aten|prims|quantized_decomposed)\.\w+\.\w+")  # as passes/co
 
 
 def write(compiled: Compiled, folder: Path) -> None:
-    """Describe the library that is in `folder`, there.
+    """Write the description of the library in `folder` into `folder`.
 
     Raises:
-        TypeError, ValueError: it holds a value that could not be read back.
+        TypeError, ValueError: `compiled` contains a value that `read` would reject.
     """
     tensors: dict[str, Tensor] = {}
     written = _written(compiled, tensors)
@@ -68,29 +68,29 @@ def write(compiled: Compiled, folder: Path) -> None:
 
 
 def read(folder: Path) -> Compiled:
-    """What `write` has put into `folder`.
+    """Read the description that `write` wrote into `folder`.
 
     Raises:
-        OSError: something is missing.
-        TypeError, ValueError: it is damaged, of another format, or holds what no description does.
+        OSError: a file is missing.
+        TypeError, ValueError: a file is damaged, of another format, or contains a value that is not accepted.
     """
     text = (folder / NAME).read_bytes()
     if len(text) > _LONGEST:
-        raise ValueError(f"a description of {len(text)} bytes: accepted are {_LONGEST}")
-    found = json.loads(text, parse_constant=_refuse)
-    if not isinstance(found, dict) or found.get("format") != FORMAT:
-        raise ValueError(f"not of format {FORMAT}")
-    held = (
-        folder / TENSORS
-    ).read_bytes()  # not mapped: a file that is cut off while it is in use would end the process
-    if found.get("hashes") != {LIBRARY: _hash((folder / LIBRARY).read_bytes()), TENSORS: _hash(held)}:
-        raise ValueError("its files are not those that were written")
+        raise ValueError(f"block.json has {len(text)} bytes: expected at most {_LONGEST}")
+    fields_read = json.loads(text, parse_constant=_refuse)
+    if not isinstance(fields_read, dict) or fields_read.get("format") != FORMAT:
+        raise ValueError(f"block.json is not of format {FORMAT}")
+    # Not mapped: a file that is truncated while it is in use would end the process.
+    constants = (folder / TENSORS).read_bytes()
+    hashes = {LIBRARY: _hash((folder / LIBRARY).read_bytes()), TENSORS: _hash(constants)}
+    if fields_read.get("hashes") != hashes:
+        raise ValueError("its files have changed since they were written")
     try:
-        compiled = _read(found.get("compiled"), safetensors.torch.load(held))
+        compiled = _read(fields_read.get("compiled"), safetensors.torch.load(constants))
     except safetensors.SafetensorError as error:
         raise ValueError(str(error)) from error
     if not isinstance(compiled, Compiled):
-        raise ValueError("no description of a block")
+        raise ValueError("block.json does not describe a block")
     _check(compiled)
     return compiled
 
@@ -113,67 +113,71 @@ def _written(value: Any, tensors: dict[str, Tensor]) -> Any:
         return {"tensor": name}
     if _CLASSES.get(kind.__name__) is kind:
         return {kind.__name__: {f.name: _written(getattr(value, f.name), tensors) for f in fields(value)}}
-    raise TypeError(f"a {kind.__name__} cannot be kept in a file")
+    raise TypeError(f"a {kind.__name__} cannot be written to block.json")
 
 
 def _read(value: Any, tensors: Mapping[str, Tensor]) -> Any:
     if isinstance(value, list):
         return tuple([_read(part, tensors) for part in value])
     if isinstance(value, int) and not -_BOUND <= value < _BOUND:
-        raise ValueError(f"a number of {value.bit_length()} bits")
+        raise ValueError(f"a number of {value.bit_length()} bits: expected at most 64")
     if not isinstance(value, dict):
         return value
     if len(value) != 1:
-        raise ValueError(f"an object of {len(value)} entries: accepted is one, the kind of a value")
-    ((kind, held),) = value.items()
+        raise ValueError(f"an object of {len(value)} entries: expected one, the kind of a value")
+    ((kind, content),) = value.items()
     if kind in _CLASSES:
-        return _object(_CLASSES[kind], held, tensors)
-    if kind == "dict" and isinstance(held, dict):
-        return {name: _read(part, tensors) for name, part in held.items()}
-    if kind == "float" and held in ("inf", "-inf", "nan"):
-        return float(held)
-    if kind == "dtype" and isinstance(held, str) and isinstance(getattr(torch, held, None), torch.dtype):
-        return getattr(torch, held)
-    if kind == "tensor" and isinstance(held, str) and held in tensors:
-        return tensors[held]
+        return _object(_CLASSES[kind], content, tensors)
+    if kind == "dict" and isinstance(content, dict):
+        return {name: _read(part, tensors) for name, part in content.items()}
+    if kind == "float" and content in ("inf", "-inf", "nan"):
+        return float(content)
+    if (
+        kind == "dtype"
+        and isinstance(content, str)
+        and isinstance(getattr(torch, content, None), torch.dtype)
+    ):
+        return getattr(torch, content)
+    if kind == "tensor" and isinstance(content, str) and content in tensors:
+        return tensors[content]
     raise ValueError(f"not a value: {str(value)[:80]}")
 
 
-def _object(cls: Any, held: Any, tensors: Mapping[str, Tensor]) -> Any:
+def _object(cls: Any, content: Any, tensors: Mapping[str, Tensor]) -> Any:
     names = {field.name for field in fields(cls)}
-    if not isinstance(held, dict) or held.keys() != names:
+    if not isinstance(content, dict) or content.keys() != names:
         raise ValueError(f"{cls.__name__}: expected the fields {sorted(names)}")
-    given = {name: _read(part, tensors) for name, part in held.items()}
+    values = {name: _read(part, tensors) for name, part in content.items()}
     for name, hint in get_type_hints(cls).items():
-        type_validator(name, given[name], hint)
-    made = cls(**given)
-    if isinstance(made, weight_transforms.Computed):
-        for op, _, _ in made.steps:
+        type_validator(name, values[name], hint)
+    instance = cls(**values)
+    if isinstance(instance, weight_transforms.Computed):
+        for op, _, _ in instance.steps:
             _check_op(op)
-    return made
+    return instance
 
 
 def _check_op(name: str) -> None:
-    """Whether it is an op that computes tensors and does nothing else."""
+    """Raise ValueError unless the op computes tensors and has no other effect."""
     op = attrgetter(name)(torch.ops) if _OP.fullmatch(name) else None
     if not isinstance(op, torch._ops.OpOverload) or op._schema.is_mutable:
-        raise ValueError(f"not an op of a recipe: {name[:80]!r}")
+        raise ValueError(f"{name[:80]!r} is not an op that a recipe may run")
     if any(argument.name == "filename" for argument in op._schema.arguments):
-        raise ValueError(f"an op on files: {name!r}")
+        raise ValueError(f"{name!r} reads or writes files, which a recipe may not do")
 
 
 def _check(compiled: Compiled) -> None:
-    """What the types do not say."""
+    """Check the indices and kinds, which types do not cover."""
     used = [*compiled.kept, *(position for request in compiled.requests for position in request.positions)]
     if not all(0 <= position < len(compiled.places) for position in used):
-        raise ValueError("an input that there is not")
+        raise ValueError("an index of an input is out of range")
     if not all(map(_is_place, compiled.places)):
-        raise ValueError("an input from nowhere")
+        raise ValueError("an input has no valid place")
     for output in compiled.outputs:
         if type(output) is not int and not (
             type(output) is tuple and len(output) == 2 and output[0] == "constant"
         ):
-            raise ValueError("an output of no known kind")
+            raise ValueError("an output has no valid kind")
 
 
 def _is_place(place: Place) -> bool:
@@ -192,7 +196,7 @@ def _is_step(step: Any) -> bool:
 
 
 def _refuse(constant: str) -> Any:
-    raise ValueError(f"{constant} is no JSON")
+    raise ValueError(f"{constant} is not valid JSON")
 
 
 def _hash(data: bytes) -> str:

@@ -1,7 +1,7 @@
-"""Arithmetic on sizes, as text that torch's printers wrote: computed by a table of what may stand there, not by Python's `eval`.
+"""Arithmetic on sizes, as text written by torch's printers. A table of accepted nodes computes it, not Python's `eval`.
 
-What is read from a file may hold anything: a name that is no size, an attribute, a call of something else is refused when the text
-is parsed, and numbers cannot grow beyond what a size can be.
+The text comes from a file that may be malicious. Parsing rejects names that are not sizes, attributes, and other functions. Values
+are limited to 64 bits.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ class Expression:
 
     Args:
         text: in Python's notation: numbers, names of sizes, arithmetic, comparisons, `and`, `or`, `not`, `... if ... else ...`, and
-            the functions by which torch writes roundings and extremes.
+            torch's functions for rounding, minimum and maximum.
 
     Attributes:
-        names: of the sizes.
+        names: the names of the sizes in it.
 
     Raises:
-        ValueError: something else.
+        ValueError: the text contains anything else.
     """
 
     def __init__(self, text: str) -> None:
         if len(text) > _LONGEST:
-            raise ValueError(f"an expression of {len(text)} characters: accepted are {_LONGEST}")
+            raise ValueError(f"an expression of {len(text)} characters: expected at most {_LONGEST}")
         names: set[str] = set()
         try:
             self._compute = _computes(ast.parse(text, mode="eval").body, names)
@@ -46,11 +46,11 @@ class Expression:
             RecursionError,
             MemoryError,
         ) as error:  # MemoryError: nested too deeply for the parser
-            raise ValueError(f"no expression: {text[:80]!r}") from error
+            raise ValueError(f"not an expression: {text[:80]!r}") from error
         self.names = frozenset(names)
 
     def __call__(self, sizes: Mapping[str, int]) -> Number | None:
-        """The value, None if there is none: a division by zero, more than 64 bits, the root of a negative number.
+        """Return the value, or None after a division by zero, more than 64 bits, or the root of a negative number.
 
         Raises:
             KeyError: a name is not among `sizes`.
@@ -64,13 +64,13 @@ class Expression:
 
 def _bounded(value: Any) -> Any:
     if isinstance(value, int) and not -_BOUND <= value < _BOUND:
-        raise OverflowError("beyond 64 bits")
+        raise OverflowError("more than 64 bits")
     return value
 
 
 def _power(base: Number, exponent: Number) -> Any:
     if isinstance(exponent, int) and not 0 <= exponent <= _GREATEST_POWER:
-        raise OverflowError("beyond 64 bits")
+        raise OverflowError("more than 64 bits")
     return base**exponent
 
 
@@ -110,10 +110,10 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
 
 
 def _computes(node: ast.expr, names: set[str]) -> _Computes:
-    """What computes the value of `node`; the names in it are added to `names`.
+    """Return a function that computes the value of `node`, and add the names in `node` to `names`.
 
     Raises:
-        ValueError: it is none of what is accepted.
+        ValueError: the node is not accepted.
     """
 
     def each(nodes: Iterable[ast.expr]) -> list[_Computes]:
@@ -139,9 +139,9 @@ def _computes(node: ast.expr, names: set[str]) -> _Computes:
         case ast.IfExp(test=test, body=body, orelse=other):
             condition, then, otherwise = each([test, body, other])
             return lambda sizes: then(sizes) if condition(sizes) else otherwise(sizes)
-        case ast.Call(func=function, args=given, keywords=[]) if ast.unparse(function) in _FUNCTIONS:
-            return _applied(_FUNCTIONS[ast.unparse(function)], each(given))
-    raise ValueError(f"not accepted in an expression on sizes: {ast.unparse(node)[:80]!r}")
+        case ast.Call(func=function, args=operands, keywords=[]) if ast.unparse(function) in _FUNCTIONS:
+            return _applied(_FUNCTIONS[ast.unparse(function)], each(operands))
+    raise ValueError(f"not supported in an expression on sizes: {ast.unparse(node)[:80]!r}")
 
 
 def _applied(function: Callable[..., Any], operands: list[_Computes]) -> _Computes:

@@ -1,4 +1,4 @@
-"""Which parts of a model are compiled: blocks that repeat and that no rule has fused whole, or the model as one."""
+"""The regions of a model to compile: repeated blocks that no rule has fused into one op, or the whole model."""
 
 from __future__ import annotations
 
@@ -14,65 +14,71 @@ from hf_cpu_accel.patching.hooks import is_plain
 from hf_cpu_accel.rewrite.decoder.layer import FusedDecoderLayer
 from hf_cpu_accel.rewrite.encoder.layer import FusedEncoderLayer
 
-# More kinds of blocks than these cost more to compile one by one than the model does as one.
+# Compiling more kinds of blocks than this takes longer than compiling the whole model.
 MAX_KINDS = 4
 _WHOLE = (FusedEncoderLayer, FusedDecoderLayer)  # layers that are one op
 
 
 @dataclass(frozen=True)
-class Found:
+class RegionSearch:
     """Attributes:
-    regions: {name: modules that are alike}.
-    reason: why nothing is compiled, None if something is.
+    regions: {name: modules of the same structure}.
+    reason: why nothing is compiled, or None.
     """
 
     regions: dict[str, list[nn.Module]]
     reason: str | None = None
 
 
-def find(root: nn.Module) -> Found:
-    """The regions of an accelerated model."""
+def find_regions(root: nn.Module) -> RegionSearch:
+    """Return the regions of an accelerated model."""
     modules = list(root.modules())
     if _has_graph_layers(modules):
-        return Found({}, "layers of PyTorch Geometric keep what they know of a graph between calls")
+        return RegionSearch({}, "layers of PyTorch Geometric cache values of a graph between calls")
     kinds: dict[tuple[str, str], dict[str, nn.Module]] = defaultdict(dict)
     _collect(root, "", kinds)
     regions = {_name(list(blocks)): list(blocks.values()) for blocks in kinds.values() if len(blocks) > 1}
     fused = sum(isinstance(module, _WHOLE) for module in modules)
     if regions and len(regions) <= MAX_KINDS:
-        return Found(regions)
+        return RegionSearch(regions)
     if fused:
-        return Found({}, f"its {fused} layers are one op each already, and little is left beside them")
+        return RegionSearch(
+            {}, f"its {fused} layers already run as one op each, and little else is left to compile"
+        )
     if any(map(_is_opaque, modules)):
-        return Found({}, "its convolutions have weights in oneDNN's own layout, which compilers cannot read")
+        return RegionSearch(
+            {}, "its convolutions have weights in oneDNN's own layout, which compilers cannot read"
+        )
     if not is_plain(root):
-        return Found({}, "it has hooks, or a forward of its own")
-    return Found({"the model": [root]})
+        return RegionSearch({}, "it has hooks, or an instance attribute `forward`")
+    return RegionSearch({"the model": [root]})
 
 
 def _collect(module: nn.Module, path: str, kinds: dict[tuple[str, str], dict[str, nn.Module]]) -> None:
-    """Note the blocks at and below `module`, by where they repeat and how they are made."""
+    """Collect the blocks at and below `module` into `kinds`, by container and structure."""
     repeats = isinstance(module, nn.ModuleList | nn.Sequential)
-    made = {name: structure(child) for name, child in module.named_children() if repeats and _is_block(child)}
+    structures = {
+        name: structure(child) for name, child in module.named_children() if repeats and _is_block(child)
+    }
     for name, child in module.named_children():
         child_path = f"{path}.{name}" if path else name
         if isinstance(child, _WHOLE):
             continue
-        if name in made and list(made.values()).count(made[name]) > 1:
-            kinds[path, made[name]][child_path] = child
+        if name in structures and list(structures.values()).count(structures[name]) > 1:
+            kinds[path, structures[name]][child_path] = child
         else:
             _collect(child, child_path, kinds)
 
 
 def _is_block(module: nn.Module) -> bool:
-    """Whether it computes more than one thing that can be compiled, and nothing in it is one op already."""
+    """Return whether `module` has several parts that can be compiled, none of them fused into one op."""
     parts = [part for part in module.modules() if not part._modules]
     left = any(isinstance(part, _WHOLE) or _is_opaque(part) for part in module.modules())
     return len(parts) > 2 and not left and is_plain(module) and type(module).forward is not nn.Module.forward
 
 
 def _is_opaque(module: nn.Module) -> bool:
-    """Whether it holds tensors whose memory only oneDNN knows how to read."""
+    """Return whether `module` holds tensors in oneDNN's opaque layout."""
     return any(isinstance(value, Tensor) and value.is_mkldnn for value in vars(module).values())
 
 

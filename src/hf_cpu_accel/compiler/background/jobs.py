@@ -1,4 +1,4 @@
-"""One thread that waits for child processes, one child at a time, so that the user's process goes on undisturbed."""
+"""One thread that compiles in child processes, one child at a time, so that the user's process is not slowed down."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from hf_cpu_accel.runtime.private_files import make_folder
 _queue: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
 _lock = threading.Lock()
 _thread: threading.Thread | None = None
-# No child competes with a process for its first calls: their callers wait for an answer.
+# No child starts before this, so that the first calls of a process have all cores.
 _GRACE_SECONDS = 2.0
-_first_task = 0.0  # when it came
+_first_task = 0.0  # the time of the first task
 _child: subprocess.Popen[bytes] | None = None
 _PROGRAM = f"""
 import sys
@@ -41,7 +41,7 @@ main(Path(sys.argv[1]))
 
 
 def submit(task: Callable[[], None]) -> None:
-    """Run `task` on the thread, after those before it. It must not raise."""
+    """Run `task` on the thread, after earlier tasks. The task must not raise."""
     global _thread, _first_task
     with _lock:
         if _thread is None:
@@ -59,15 +59,15 @@ def compile_here(job: Job) -> Result:
 
 
 def compile_in_child(job: Job) -> Result:
-    """Compile in a child process of lowest priority, and wait for it."""
+    """Compile in a child process of the lowest priority, and wait for its result."""
     global _child
     time.sleep(max(0.0, _first_task + _GRACE_SECONDS - time.monotonic()))
     with _scratch() as name, tempfile.TemporaryFile(dir=name) as sent:
         folder, log = Path(name), Path(name) / "log"
         try:
             torch.save(job, sent)
-        except Exception as error:  # whatever a foreign class does when it is pickled
-            return "failed", f"it cannot be sent to another process ({error})", 0.0
+        except Exception as error:  # the pickling of a foreign class may raise anything
+            return "failed", f"it cannot be pickled for the compiling process ({error})", 0.0
         sent.seek(0)
         with log.open("wb") as file:
             child = _child = _start(folder, sent, file)
@@ -77,16 +77,18 @@ def compile_in_child(job: Job) -> Result:
         try:
             result = worker.result(folder)
         except ValueError as error:
-            return "failed", f"the compiling process left {error}", 0.0
+            return "failed", f"the compiling process wrote a damaged result: {error}", 0.0
         if result is not None:
             return result
         lines = log.read_text(errors="replace").strip().splitlines() or ["no message"]
-        return "failed", f"the compiling process ended with {child.returncode}: {lines[-1][:160]}", 0.0
+        return "failed", f"the compiling process exited with code {child.returncode}: {lines[-1][:160]}", 0.0
 
 
 def _start(folder: Path, job: IO[bytes], log: IO[bytes]) -> subprocess.Popen[bytes]:
-    """The child. It imports from where this process does; not from the folder that it is started in, which Python would look at
-    first and which may be any user's."""
+    """Start the child with the import path of this process.
+
+    The current folder is not on that path, because any user may have written to it.
+    """
     paths = os.pathsep.join(map(os.path.abspath, sys.path))
     environment = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", _PROGRAM, str(folder)]
@@ -96,9 +98,10 @@ def _start(folder: Path, job: IO[bytes], log: IO[bytes]) -> subprocess.Popen[byt
 
 
 def _yield_to_us(child: int) -> None:
-    """Lowest priority from the first moment on: importing torch alone takes seconds.
+    """Give the child the lowest priority from its start: importing torch alone takes seconds.
 
-    Linux may schedule sessions against one another (sched_autogroup), and priorities only within: the child's session gets it, too.
+    With sched_autogroup Linux schedules sessions against each other, and priorities count only inside a session. So the child's
+    session gets the lowest priority, too.
     """
     with contextlib.suppress(OSError):  # the child has ended already, or there is no such file
         os.setpriority(os.PRIO_PROCESS, child, 19)
@@ -116,7 +119,7 @@ def _work() -> None:
 
 
 def _forget() -> None:
-    """In a forked process there is no such thread, and the child is the parent's."""
+    """Forget the thread and the child in a forked process, which has neither."""
     global _thread, _child, _lock
     _thread, _child, _lock = None, None, threading.Lock()
 
@@ -125,7 +128,7 @@ os.register_at_fork(after_in_child=_forget)
 
 
 def _stop() -> None:
-    """At exit: the child and the compilers that it started, its scratch folder with it."""
+    """Stop the child and its compilers at exit, and remove the scratch folder."""
     child = _child
     if child is None or child.poll() is not None:
         return

@@ -1,6 +1,6 @@
-"""Which attributes of its modules a forward reads: compiled code holds their values, and is right only while they stay.
+"""The attributes of modules that a forward reads. Their values are compiled in, so compiled code is valid only while they stay.
 
-Blocks that differ in attributes that are not read (the index of a layer) share one compiled form.
+Blocks that differ in other attributes (the index of a layer) share one compiled form.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _PLAIN = (*CONSTANTS, torch.Size)
 
 @dataclass(frozen=True)
 class Read:
-    """`name` of the module at `path` was read, and its value is described by `digest`."""
+    """An attribute that was read: `name` of the module at `path`, and the digest of its value."""
 
     path: str
     name: str
@@ -36,41 +36,44 @@ class Read:
 
 @contextmanager
 def recorded(root: nn.Module) -> Iterator[dict[tuple[str, str], Any]]:
-    """Inside, plain attributes of the modules of `root` that are read are noted as {(path, name): value}.
+    """Record the plain attributes of the modules of `root` that are read inside, as {(path, name): value}.
 
     Args:
-        root: a shadow, since the classes of its modules are others meanwhile.
+        root: a shadow copy, because its modules have other classes meanwhile.
     """
-    found: dict[tuple[str, str], Any] = {}
+    reads: dict[tuple[str, str], Any] = {}
     originals = []
     try:
         for path, module in root.named_modules():
             cls = type(module)
             originals.append((module, cls))
-            module.__class__ = _watching(cls, path, found)
-        yield found
+            module.__class__ = _watching(cls, path, reads)
+        yield reads
     finally:
         for module, cls in originals:
             module.__class__ = cls
 
 
-def _watching(cls: type[nn.Module], path: str, found: dict[tuple[str, str], Any]) -> type[nn.Module]:
+def _watching(cls: type[nn.Module], path: str, reads: dict[tuple[str, str], Any]) -> type[nn.Module]:
     def read(self: nn.Module, name: str) -> Any:
         value = cls.__getattribute__(self, name)
         if name not in _MACHINERY and name in object.__getattribute__(self, "__dict__"):
-            found[path, name] = value
+            reads[path, name] = value
         return value
 
     return type(cls.__name__, (cls,), {"__getattribute__": read, "__module__": cls.__module__})
 
 
 def digest(value: object) -> str:
-    """Equal for values that mean the same to compiled code, in any process; tensors count by dtype and shape alone."""
+    """Return a hash that is equal, in any process, for values that compiled code cannot tell apart.
+
+    Tensors count by dtype and shape alone.
+    """
     return hashlib.sha256(repr(_described(value, _DEEPEST)).encode()).hexdigest()[:24]
 
 
 def is_settings(value: object) -> bool:
-    """Whether `value` is an object that holds nothing but constants, such as a configuration."""
+    """Return whether `value` is an object of constants only, such as a configuration."""
     if isinstance(value, (nn.Module, type, types.FunctionType, *_PLAIN)) or not hasattr(value, "__dict__"):
         return False
     return _is_constant(vars(value), 4)
@@ -94,13 +97,13 @@ def _described(value: Any, depth: int) -> Any:
     kind = f"{type(value).__module__}.{type(value).__qualname__}"
     if isinstance(value, _PLAIN):
         return kind, repr(value)
-    # Who serves, and what is computed together, is learned from calls, and compiled code does not depend on it.
+    # Routes and groups learn from calls which kernel is fastest; compiled code does not depend on that.
     if isinstance(value, Route):
         return "route", value.work.key
     if isinstance(value, ProjectionGroup):
         return "group", _described((value.packed, value.ranges, value.biases), depth - 1)
     if depth == 0:
-        return kind, id(value)  # too deep to know: like nothing else
+        return kind, id(value)  # too deep: equal to nothing else
     if isinstance(value, Tensor):
         return "tensor", str(value.dtype), tuple(value.shape)
     if isinstance(value, types.FunctionType):
@@ -132,7 +135,7 @@ def _code(code: types.CodeType) -> Any:
 
 
 def structure(root: nn.Module) -> str:
-    """Equal for blocks that may share a compiled form, as far as their classes, parameters and buffers tell."""
+    """Return a hash of the classes, parameters and buffers of `root`; blocks with equal hashes may share a compiled form."""
     lines = []
     for path, module in root.named_modules():
         tensors = {**module._parameters, **module._buffers}

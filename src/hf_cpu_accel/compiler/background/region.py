@@ -1,4 +1,4 @@
-"""Blocks that are alike, and what becomes of them: one compiled form for all, for each form of call."""
+"""Blocks of the same structure, which share one compiled form for each form of call."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from hf_cpu_accel.runtime.fork import new_lock
 logger = logging.getLogger("hf_cpu_accel.compiler")
 
 MAX_FORMS = 4  # forms of calls of one region
-MAX_LIBRARIES = 4  # for blocks that look alike but read other attributes
-EVERY = 4  # one call of so many is run by both forms until it is decided
+MAX_LIBRARIES = 4  # for blocks of the same structure with other values of attributes
+EVERY = 4  # one call in this many runs both forms until the faster one is known
 
 
 @dataclass
@@ -31,11 +31,12 @@ class Form:
 
     Attributes:
         state: "compiling", "compiled" or "left".
-        reason: why it was left; of "compiled": why some blocks were.
-        libraries: what was compiled or loaded.
-        cached: how many of them were found on disk.
-        cpu_seconds: spent on compiling.
-        verdicts: by the size of the inputs, as a power of two.
+        reason: why the form was left; of "compiled", why some blocks were left.
+        libraries: the libraries that were compiled or loaded.
+        cached: the number of libraries loaded from disk.
+        cpu_seconds: the CPU time of compiling.
+        verdicts: {bit length of the number of elements of the largest input: Verdict}.
+        calls: the number of calls of this form.
     """
 
     state: str = "compiling"
@@ -47,7 +48,7 @@ class Form:
     calls: int = 0
 
     def leave(self, reason: str) -> None:
-        """The blocks keep tier 1 for calls of this form."""
+        """Run level 1 for calls of this form from now on."""
         self.reason, self.state = reason, "left"
 
     def verdict(self, size: int) -> Verdict:
@@ -55,7 +56,7 @@ class Form:
 
 
 class Block(Protocol):
-    """What stands in front of a block of the model, see `forward.BlockForward`."""
+    """The replacement of a block's forward, see `forward.BlockForward`."""
 
     block: nn.Module
 
@@ -64,14 +65,14 @@ class Block(Protocol):
 
 class Region:
     """Attributes:
-    name: the path of its blocks, `*` for the number.
-    blocks: the forwards that stand in front of them.
+    name: the path of its blocks, `*` for the index.
+    blocks: the replaced forwards of its blocks.
     mode: "background" or "now".
-    dtype: of packed weights.
-    bundle: where artifacts are looked for, too.
-    forms: {key of a call: what became of it}.
-    other_calls: why calls were not looked at, or None if all were.
-    closed: the model was restored.
+    dtype: the dtype of packed weights.
+    bundle: another folder to load artifacts from, or None.
+    forms: {key of a call: its Form}.
+    other_calls: why some calls cannot be compiled, or None.
+    closed: whether the model was restored.
     """
 
     def __init__(self, name: str, mode: str, dtype: str, bundle: Path | None = None) -> None:
@@ -83,7 +84,7 @@ class Region:
         self._lock = new_lock()
 
     def request(self, block: Block, key: Key, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Have calls with that key compiled; in the background unless the mode is "now"."""
+        """Compile for calls with that key, in the background unless the mode is "now"."""
         with self._lock:
             if key in self.forms:
                 return
@@ -92,25 +93,25 @@ class Region:
                 return
             form = self.forms[key] = Form()
         if self.mode == "now":
-            self._make(form, block, key, args, kwargs)
+            self._try_compile(form, block, key, args, kwargs)
         else:
-            jobs.submit(lambda: self._make(form, block, key, args, kwargs))
+            jobs.submit(lambda: self._try_compile(form, block, key, args, kwargs))
 
     def turn(self, form: Form) -> bool:
-        """Whether this call is run by both forms."""
+        """Return whether this call runs both forms."""
         form.calls += 1
         return self.mode == "now" or form.calls % EVERY == 1
 
     def gains(self) -> bool:
-        """Whether a compiled form has shown to be faster for inputs of some size."""
+        """Return whether a compiled form is faster for inputs of some size."""
         return any(verdict.faster for form in self.forms.values() for verdict in list(form.verdicts.values()))
 
-    def _make(
+    def _try_compile(
         self, form: Form, block: Block, key: Key, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         try:
             self._compile(form, block, key, args, kwargs)
-        except Exception as error:  # no error of ours may end the thread, or reach the user's call
+        except Exception as error:  # an error must neither end the thread nor reach the user's call
             logger.debug("hf_cpu_accel: %s", self.name, exc_info=True)
             form.leave(f"{type(error).__name__}: {error}")
 
@@ -119,11 +120,11 @@ class Region:
     ) -> None:
         waiting = [first, *(block for block in self.blocks if block is not first)]
         while waiting and len(form.libraries) < MAX_LIBRARIES and not self.closed:
-            library = artifacts.find(waiting[0].block, key, self.bundle)
+            library = artifacts.find_artifact(waiting[0].block, key, self.bundle)
             if library is not None:
                 form.cached += 1
             else:
-                library = self._made(form, waiting[0], key, args, kwargs)
+                library = self._compile_library(form, waiting[0], key, args, kwargs)
             if library is None:
                 return
             form.libraries.append(library)
@@ -135,10 +136,10 @@ class Region:
                 block.offer(key, form, BoundBlock(library, block.block))
             waiting = [block for block in waiting if block not in fitting]
         if waiting:
-            form.reason = f"{len(waiting)} of {len(self.blocks)} blocks differ from the others"
+            form.reason = f"{len(waiting)} of {len(self.blocks)} blocks differ from the compiled ones"
         form.state = "compiled"
 
-    def _made(
+    def _compile_library(
         self, form: Form, block: Block, key: Key, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Library | None:
         problem = _problem(block, self.mode)
@@ -154,19 +155,19 @@ class Region:
             return None
         library = artifacts.load(Path(text))
         if library is None:
-            form.leave("the compiled library does not load")
+            form.leave("the compiled library could not be loaded")
         return library
 
 
 def _problem(block: Block, mode: str) -> str | None:
-    """Why nothing can be compiled, as far as it shows without trying."""
+    """Return why compiling cannot work, as far as that is known in advance; None otherwise."""
     if off := why_off():
-        report.say(f"{off}: compile={mode!r} does nothing, and tier 1 serves")
+        report.say(f"{off}; compile={mode!r} has no effect, level 1 runs")
         return off
-    own = next((type(m) for m in block.block.modules() if type(m).__module__ == "__main__"), None)
-    if own is not None and mode == "background":
+    in_main = next((type(m) for m in block.block.modules() if type(m).__module__ == "__main__"), None)
+    if in_main is not None and mode == "background":
         return (
-            f"{own.__name__} is defined in the program that runs and cannot be sent to another process; "
-            'put it into a module, or use compile="now"'
+            f"{in_main.__name__} is defined in __main__ and cannot be sent to another process; "
+            'move it to a module, or use compile="now"'
         )
     return None

@@ -1,4 +1,4 @@
-"""Which Python files ran while a block was traced: compiled code is stale when one of them has changed."""
+"""The Python files that ran while a block was traced. Compiled code is stale when one of them has changed."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ import torch
 
 from hf_cpu_accel.runtime.files import PACKAGE
 
-# What the version numbers and the fingerprint in an artifact's key say already.
+# Covered by the version numbers and the fingerprint in an artifact's key.
 _KNOWN = tuple(f"{Path(folder).resolve()}/" for folder in (*torch.__path__, str(PACKAGE)))
 _STANDARD = str(Path(sysconfig.get_paths()["stdlib"]).resolve()) + "/"
 
 
 @contextmanager
 def executed() -> Iterator[set[str]]:
-    """Inside, the files of the functions that this thread calls are noted."""
+    """Collect the files of the functions that this thread calls inside."""
     files: set[str] = set()
 
     def note(frame: FrameType, event: str, argument: Any) -> None:
@@ -37,22 +37,22 @@ def executed() -> Iterator[set[str]]:
 
 
 def stamps(files: set[str]) -> dict[str, str]:
-    """{file: hash of its text} of those that do not belong to Python, torch or this package.
+    """Return {file: hash of its text} for files outside Python, torch and this package.
 
-    Files are named as they are below the folder that Python imports them from, so that another installation has them, too.
+    File names are relative to the folder that Python imports them from, so that they are equal in other installations.
     """
-    found = {}
+    hashes = {}
     for name in files:
         path = Path(name).resolve()
         standard = str(path).startswith(_STANDARD) and "site-packages" not in path.parts
         if not standard and not str(path).startswith(_KNOWN) and path.is_file():
-            found[_portable(path)] = _hash(path)
-    return found
+            hashes[_portable(path)] = _hash(path)
+    return hashes
 
 
 def unchanged(stamps: dict[str, str]) -> bool:
-    """Whether all files are found and have that text."""
-    return all((path := _found(name)) is not None and _hash(path) == stamp for name, stamp in stamps.items())
+    """Return whether all files exist and have these hashes."""
+    return all((path := _locate(name)) is not None and _hash(path) == stamp for name, stamp in stamps.items())
 
 
 def _portable(path: Path) -> str:
@@ -61,7 +61,7 @@ def _portable(path: Path) -> str:
     return min(names, key=len, default=str(path))
 
 
-def _found(name: str) -> Path | None:
+def _locate(name: str) -> Path | None:
     paths = [Path(name)] if Path(name).is_absolute() else [Path(entry) / name for entry in sys.path if entry]
     return next((path for path in paths if path.is_file()), None)
 

@@ -1,4 +1,4 @@
-"""Whether anything can be compiled here, without importing Inductor to ask."""
+"""Whether this machine can compile; checked without importing Inductor."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from hf_cpu_accel.compiler.torch_private import unknown_version
 
 
 def why_off(environ: Mapping[str, str] | None = None) -> str | None:
-    """Why nothing is compiled here, whatever is asked for; None if it would be."""
+    """Return why nothing can be compiled on this machine, or None."""
     if reason := unknown_version():
         return reason
-    return None if compiler(environ) else "no C++ compiler found (g++, or what CXX names)"
+    return None if compiler(environ) else "no C++ compiler found (install g++ or set CXX)"
 
 
 def compiler(environ: Mapping[str, str] | None = None) -> str | None:
-    """The path of the C++ compiler that CXX names, else of g++ or clang++; None if there is none.
+    """Return the path of the C++ compiler in CXX, else of g++ or clang++; None if there is none.
 
-    Inductor itself takes clang++ on Linux only where CXX names it; a child that finds nothing says so.
+    Inductor itself uses clang++ on Linux only if CXX names it. A child process that finds no compiler reports that.
     """
     environ = os.environ if environ is None else environ
     for candidate in filter(None, (environ.get("CXX"), "g++", "clang++")):

@@ -1,7 +1,7 @@
-"""A block and one call of it -> a library for every call of that form, on the packed weights of any block of that form.
+"""Compile a block, from one call of it, into a library for all calls of that form and all blocks of that structure.
 
-The block is exported (`torch.export`, not strict: its own Python runs once on fake tensors), rewritten by the passes of the backend
-and compiled by AOTInductor. Parameters, buffers and packed weights are inputs of the library, so it holds no weights.
+`torch.export(strict=False)` exports the block: its Python runs once on fake tensors. The passes of the backend rewrite the graph,
+and AOTInductor compiles it. Parameters, buffers and packed weights are inputs of the library, which contains no weights.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from hf_cpu_accel.runtime.tracing import exporting
 
 
 class NotCompiled(Exception):
-    """The block stays as it is; the message says why."""
+    """The block is not compiled; the message says why."""
 
 
 class _Call(nn.Module):
-    """The block with all of its arguments in two, whatever its own signature is."""
+    """The block with the signature (args, kwargs)."""
 
     def __init__(self, block: nn.Module) -> None:
         super().__init__()
@@ -54,22 +54,22 @@ def compile_block(
     """Compile the forward of `block` for calls like `block(*args, **kwargs)`, sizes free, into `folder`/block.pt2.
 
     Args:
-        threads: that the library runs on.
+        threads: the number of threads that the library runs on.
 
     Raises:
-        NotCompiled: the block does what cannot be compiled; the message says what.
+        NotCompiled: the block cannot be compiled; the message says why.
     """
     _, tensors = flatten(args, kwargs)
     with torch.inference_mode(False), torch.no_grad():
         copies = [tensor.clone(memory_format=torch.contiguous_format) for tensor in tensors]
         args, kwargs = rebuilt((args, kwargs), copies)
-        # While a module is exported, its parameters are fake tensors, and other threads may be calling the block.
+        # A shadow, because parameters are fake tensors during an export, and other threads may call the block.
         traced = _shadow(block)
         with exporting(), executed() as files, recorded(traced) as attributes:
             program = _export(traced, args, kwargs)
     foreign = [value for value in attributes.values() if isinstance(value, nn.Module)]
     if any(module not in set(traced.modules()) for module in foreign):
-        raise NotCompiled("it calls a module that is not its own")
+        raise NotCompiled("it calls a module outside itself")
     reads = tuple(Read(path, name, digest(value)) for (path, name), value in attributes.items())
     places = tuple(_places(program, block))
     outputs, spec = _outputs(program)
@@ -98,7 +98,7 @@ def compile_block(
 
 def _shadow(block: nn.Module) -> nn.Module:
     if any(hooks_a_forward(module) for module in block.modules() if module is not block):
-        raise NotCompiled("a hook of diffusers or accelerate stands in the place of a forward in it")
+        raise NotCompiled("a hook of diffusers or accelerate replaces the forward of one of its modules")
     shadow = attempt("", shadow_of, block)
     if isinstance(shadow, Refusal):
         raise NotCompiled(shadow.reason)
@@ -119,7 +119,7 @@ def _export(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 
 def _places(program: torch.export.ExportedProgram, block: nn.Module) -> Iterator[Place]:
-    held = None
+    paths = None
     tensors = 0
     for spec in program.graph_signature.input_specs:
         kind = spec.kind.name
@@ -128,21 +128,21 @@ def _places(program: torch.export.ExportedProgram, block: nn.Module) -> Iterator
             yield Place("input", tensors) if is_tensor else Place("constant", None)
             tensors += is_tensor
         elif kind in ("PARAMETER", "BUFFER", "CONSTANT_TENSOR"):
-            held = _held(block) if held is None else held
+            paths = _tensor_paths(block) if paths is None else paths
             value = _value(program, str(spec.target))
-            path = held.get(_identity(value))
+            path = paths.get(_identity(value))
             if path is None and value.numel() > 1024:
-                raise NotCompiled("it holds tensors where they are not found again")
+                raise NotCompiled("it uses a tensor that none of its attributes holds")
             yield Place("constant", value.detach().clone()) if path is None else Place("state", path)
         else:
-            raise NotCompiled(f"it takes a {kind.lower()} as input")
+            raise NotCompiled(f"it takes an input of kind {kind.lower()}")
 
 
 def _value(program: torch.export.ExportedProgram, name: str) -> Tensor:
     known = program.state_dict.get(name)
     value = program.constants[name] if known is None else known
     if not isinstance(value, Tensor):
-        raise NotCompiled(f"it holds a {type(value).__name__}")
+        raise NotCompiled(f"it uses a constant of type {type(value).__name__}")
     return value
 
 
@@ -153,16 +153,16 @@ def _identity(tensor: Tensor) -> tuple[Any, ...]:
 _NO_HOLDERS = (type, types.FunctionType, types.MethodType, types.ModuleType)
 
 
-def _held(block: nn.Module) -> dict[tuple[Any, ...], tuple[Step, ...]]:
-    """{identity: steps} of the tensors that the block holds, in parameters, buffers and in objects within it."""
-    found: dict[tuple[Any, ...], tuple[Step, ...]] = {}
+def _tensor_paths(block: nn.Module) -> dict[tuple[Any, ...], tuple[Step, ...]]:
+    """Return {identity: steps} of the tensors in the parameters, buffers and other objects of the block."""
+    paths: dict[tuple[Any, ...], tuple[Step, ...]] = {}
     seen: set[int] = set()
     queue: list[tuple[Any, tuple[Step, ...]]] = [(block, ())]
     while queue:
         value, path = queue.pop(0)
         if isinstance(value, Tensor):
             if value.layout is torch.strided:
-                found.setdefault(_identity(value), path)
+                paths.setdefault(_identity(value), path)
             continue
         if id(value) in seen or len(path) > 24:
             continue
@@ -174,7 +174,7 @@ def _held(block: nn.Module) -> dict[tuple[Any, ...], tuple[Step, ...]]:
             queue.extend((part, (*path, ("item", index))) for index, part in enumerate(value))
         elif hasattr(value, "__dict__") and not isinstance(value, _NO_HOLDERS):
             queue.extend((part, (*path, ("attribute", name))) for name, part in vars(value).items())
-    return found
+    return paths
 
 
 def _sizes(
@@ -189,12 +189,12 @@ def _sizes(
     named = {size for shape in sizes for size in shape if isinstance(size, str)}
     symbols = named & ranges.keys()
     if not all(_is_expression_of(symbols, size) for size in named - symbols):
-        raise NotCompiled("sizes of its inputs are computed from each other in a way that cannot be checked")
+        raise NotCompiled("the relation between the sizes of its inputs cannot be checked")
     return tuple(sizes), ranges
 
 
 def _is_expression_of(names: Set[str], text: str) -> bool:
-    """Whether a later call can be held against it."""
+    """Return whether `text` is an expression of these names, so that later calls can be checked."""
     try:
         return Expression(text).names <= names
     except ValueError:
@@ -204,21 +204,21 @@ def _is_expression_of(names: Set[str], text: str) -> bool:
 def _guards(
     program: torch.export.ExportedProgram, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[str, ...]:
-    """The program's guards as conditions on the sizes of the call's tensors."""
+    """Return the program's guards as conditions on the sizes of the call's tensors."""
     named = _SizesNamed({"args": args, "kwargs": kwargs})
     guards = [
         ast.unparse(named.visit(ast.parse(guard, mode="eval"))) for guard in torch_private.guards_of(program)
     ]
     if not all(_is_expression_of(named.names, guard) for guard in guards):
-        raise NotCompiled("what its sizes must satisfy cannot be checked")
+        raise NotCompiled("a condition on the sizes of its inputs cannot be checked")
     return tuple(guards)
 
 
 class _SizesNamed(ast.NodeTransformer):
-    """Puts `size_name` in the place of `L['args'][0].size()[1]`, which is how torch refers to a size of an argument.
+    """Replaces `L['args'][0].size()[1]`, torch's notation for a size of an argument, by `size_name`.
 
     Attributes:
-        names: of all sizes.
+        names: the names of all sizes.
     """
 
     def __init__(self, arguments: dict[str, Any]) -> None:
@@ -234,7 +234,7 @@ class _SizesNamed(ast.NodeTransformer):
 
 
 def _tensors(path: str, value: Any) -> Iterator[tuple[str, Tensor]]:
-    """The tensors within, in the order of `flatten`, and the Python expressions that lead to them."""
+    """Yield the tensors in `value`, in the order of `flatten`, each with the Python expression of its path."""
     if isinstance(value, Tensor):
         yield path, value
     elif isinstance(value, dict | tuple | list):
@@ -243,7 +243,7 @@ def _tensors(path: str, value: Any) -> Iterator[tuple[str, Tensor]]:
 
 
 def _named(size: Any) -> int | str:
-    """A size, or the symbol or formula that stands for it."""
+    """Return a size as a number, or its symbol or formula as text."""
     text = str(size)
     return int(text) if text.isdecimal() else text
 
@@ -265,19 +265,19 @@ def _rewrite(
 
 
 def _outputs(program: torch.export.ExportedProgram) -> tuple[tuple[Any, ...], str]:
-    """Which outputs the block has; constants among them are taken out of the graph."""
+    """Return the flat outputs of the block and their nesting, and remove constant outputs from the graph."""
     graph = program.graph_module.graph
     (node,) = graph.find_nodes(op="output")
-    found: list[Any] = []
+    outputs: list[Any] = []
     tensors: list[Node] = []
     for value in node.args[0]:
         if not isinstance(value, Node):
-            found.append(("constant", value))
+            outputs.append(("constant", value))
         elif isinstance(value.meta["val"], Tensor):
-            found.append(len(tensors))
+            outputs.append(len(tensors))
             tensors.append(value)
         else:
-            raise NotCompiled("it returns a size")
+            raise NotCompiled("it returns a size of a tensor")
     if not tensors:
         raise NotCompiled("it returns no tensor")
     node.args = (tuple(tensors),)
@@ -285,5 +285,5 @@ def _outputs(program: torch.export.ExportedProgram) -> tuple[tuple[Any, ...], st
     try:
         torch_private.nested(spec)
     except ValueError as error:
-        raise NotCompiled(f"it returns {error}") from error
-    return tuple(found), spec
+        raise NotCompiled(f"its output has {error}") from error
+    return tuple(outputs), spec

@@ -1,9 +1,8 @@
 """The child process that compiles one block.
 
-The job comes as its standard input, a file without a name that the parent has written: modules are sent as a pickle, which runs
-whatever is in it, so there must be no path at which another user could put another. What came of it is left as `result.json` in a
-folder that the parent has made for this child: {"state": "done", "text": folder of the artifact, "cpu_seconds": number}, or
-"failed" and why.
+The child reads the job, a pickle, from its standard input: an unnamed file that the parent wrote. Unpickling runs code, so the job
+has no path where another user could put another pickle. The child writes `result.json` into a folder that the parent created:
+{"state": "done", "text": folder of the artifact, "cpu_seconds": number}, or "failed" with the reason as text.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ Result = tuple[str, str, float]
 
 @dataclass(frozen=True)
 class Job:
-    """A block, one call of it, the threads that the library is for, and where the artifact goes."""
+    """A block, one call of it, the number of threads of the library, and the folder for the artifact."""
 
     block: Any
     args: tuple[Any, ...]
@@ -34,33 +33,33 @@ class Job:
 
 
 def run(job: Job, folder: Path) -> Result:
-    """Compile in this process; `folder` is for what lies around meanwhile."""
+    """Compile in this process, with temporary files in `folder`."""
     from hf_cpu_accel.compiler import torch_private
     from hf_cpu_accel.compiler.background import artifacts
     from hf_cpu_accel.compiler.background.trace import NotCompiled, compile_block
 
     start = _cpu_seconds()
-    made = folder / "artifact"
-    made.mkdir()
+    artifact = folder / "artifact"
+    artifact.mkdir()
     try:
         problem = torch_private.problem()
         if problem is not None:
             raise NotCompiled(problem)
         if not torch_private.has_compiler():
-            raise NotCompiled("no C++ compiler found (g++, or what CXX names)")
-        with _own_inductor_folder():
-            compiled = compile_block(job.block, job.args, job.kwargs, made, threads=job.threads)
-        return "done", str(artifacts.write(compiled, made, job.into)), _cpu_seconds() - start
+            raise NotCompiled("no C++ compiler found (install g++ or set CXX)")
+        with _private_inductor_folder():
+            compiled = compile_block(job.block, job.args, job.kwargs, artifact, threads=job.threads)
+        return "done", str(artifacts.write(compiled, artifact, job.into)), _cpu_seconds() - start
     except NotCompiled as reason:
         return "failed", str(reason), _cpu_seconds() - start
-    except Exception as error:  # Inductor's own
+    except Exception as error:  # any error of Inductor
         first = next(iter(str(error).strip().splitlines()), "")
         return "failed", f"compilation failed: {type(error).__name__}: {first[:160]}", _cpu_seconds() - start
 
 
 @contextmanager
-def _own_inductor_folder() -> Iterator[None]:
-    """Inside, Inductor reads nothing that another user can have written; by default its folder is one in /tmp."""
+def _private_inductor_folder() -> Iterator[None]:
+    """Inside, Inductor uses a folder that only this user can write to; its default folder is in /tmp."""
     from hf_cpu_accel.compiler import torch_private
     from hf_cpu_accel.runtime.home_folder import cache_folder
     from hf_cpu_accel.runtime.private_files import make_folder, problem
@@ -73,7 +72,7 @@ def _own_inductor_folder() -> Iterator[None]:
 
 
 def _cpu_seconds() -> float:
-    """Of this process and the compilers that it started."""
+    """Return the CPU time of this process and of the compilers that it started."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(one.ru_utime + one.ru_stime for one in used)
 
@@ -90,17 +89,17 @@ def main(folder: Path) -> None:
 
 
 def result(folder: Path) -> Result | None:
-    """What the child that ran in `folder` has left there.
+    """Return the result that the child wrote into `folder`, or None if there is none.
 
     Raises:
-        ValueError: it is damaged.
+        ValueError: the result is damaged.
     """
     try:
-        found = json.loads((folder / _RESULT).read_text(encoding="utf-8"))
+        fields = json.loads((folder / _RESULT).read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
-    match found:
+    match fields:
         case {"state": "done" | "failed" as state, "text": str() as text, "cpu_seconds": float() as seconds}:
             if math.isfinite(seconds):
                 return state, text, seconds
-    raise ValueError(f"no result: {str(found)[:80]}")
+    raise ValueError(f"no result: {str(fields)[:80]}")

@@ -34,27 +34,27 @@ from hf_cpu_accel.compiler.passes import (
 from hf_cpu_accel.compiler.rewriter import Rewriter
 
 PASSES: dict[str, Callable[[Rewriter], int]] = {
-    "simplify": simplify.apply,
-    "constants": constants.apply,
-    "quantized": quantized.apply,  # after `constants`, which has made weights of what is widened; before what packs them
-    "messages": messages.apply,
-    "batch_norm": batch_norm.apply,  # before `convolution`: what it folds into is packed by that
-    "convolution": convolution.apply,
-    "norm": norm.apply,
-    "group_norm": group_norm.apply,
-    "rotary": rotary.apply,
-    "attention": attention.apply,
-    "handwritten_attention": handwritten_attention.apply,
-    "linear": linear.apply,
-    "views": simplify.apply,  # once more: what attention and linear leave meets others of its kind
-    "gated_ffn": gated_ffn.apply,
-    "parallel_linears": parallel_linears.apply,
-    "activation": activation.apply,
-    "residual": residual.apply,
-    "ffn": ffn.apply,
-    "add_norm": add_norm.apply,
-    "encoder_layer": encoder_layer.apply,
-    "narrow_attention": narrow_attention.apply,
+    "simplify": simplify.remove_no_ops,
+    "constants": constants.fold_constants,
+    "quantized": quantized.mark_quantized,  # after `constants`, which has made weights of what is widened; before what packs them
+    "messages": messages.fuse_messages,
+    "batch_norm": batch_norm.fold_batch_norms,  # before `convolution`: what it folds into is packed by that
+    "convolution": convolution.lower_convolutions,
+    "norm": norm.fuse_norms,
+    "group_norm": group_norm.fuse_group_norms,
+    "rotary": rotary.fuse_rotary,
+    "attention": attention.lower_attention,
+    "handwritten_attention": handwritten_attention.fuse_handwritten_attention,
+    "linear": linear.pack_linears,
+    "views": simplify.remove_no_ops,  # once more: what attention and linear leave meets others of its kind
+    "gated_ffn": gated_ffn.fuse_gated_ffns,
+    "parallel_linears": parallel_linears.join_parallel_linears,
+    "activation": activation.fuse_activations,
+    "residual": residual.fuse_residuals,
+    "ffn": ffn.fuse_ffns,
+    "add_norm": add_norm.fuse_add_norms,
+    "encoder_layer": encoder_layer.fuse_encoder_layers,
+    "narrow_attention": narrow_attention.narrow_attention,
 }
 
 

@@ -28,7 +28,8 @@ ACTIVATIONS = (
 )
 
 
-def apply(rewriter: Rewriter) -> int:
+def fuse_activations(rewriter: Rewriter) -> int:
+    """Move activations into the linear layer before them. Return how many."""
     count = 0
     for node in rewriter.calls(*ACTIVATIONS):
         found = read_activation(rewriter, node)

@@ -22,7 +22,8 @@ _WITH_SUM = {
 }
 
 
-def apply(rewriter: Rewriter) -> int:
+def fuse_add_norms(rewriter: Rewriter) -> int:
+    """Replace a sum and its norm, both of them used, by one op. Return how many."""
     return sum(_fuse(rewriter, node) for node in rewriter.calls(*_WITH_SUM))
 
 

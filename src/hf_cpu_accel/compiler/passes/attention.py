@@ -25,7 +25,8 @@ from hf_cpu_accel.compiler.rewriter import Rewriter, aten
 ours = torch.ops.hf_cpu_accel
 
 
-def apply(rewriter: Rewriter) -> int:
+def lower_attention(rewriter: Rewriter) -> int:
+    """Replace `scaled_dot_product_attention` by `attention`. Return how many."""
     count = 0
     for node in rewriter.calls(aten.scaled_dot_product_attention.default):
         query, key, value, mask, is_causal, scale = (argument(node, name) for name in _ARGUMENTS)
@@ -36,14 +37,16 @@ def apply(rewriter: Rewriter) -> int:
         number = None if scale is None else rewriter.number(scale)
         if scale is not None and number is None:
             continue
-        count += fuse(rewriter, node, query, key, value, mask, is_causal=is_causal, scale=number)
+        count += replace_by_attention(
+            rewriter, node, query, key, value, mask, is_causal=is_causal, scale=number
+        )
     return count
 
 
 _ARGUMENTS = ("query", "key", "value", "attn_mask", "is_causal", "scale")
 
 
-def fuse(
+def replace_by_attention(
     rewriter: Rewriter,
     node: Node,
     query: Node,

@@ -13,7 +13,8 @@ from hf_cpu_accel.compiler.weight_transforms import FoldedNorm
 _CONVOLUTIONS = (aten.conv1d.default, aten.conv2d.default, aten.conv3d.default)
 
 
-def apply(rewriter: Rewriter) -> int:
+def fold_batch_norms(rewriter: Rewriter) -> int:
+    """Fold batch norms into the convolution before them. Return how many."""
     return sum(_fold(rewriter, node) for node in rewriter.calls(aten.batch_norm.default))
 
 

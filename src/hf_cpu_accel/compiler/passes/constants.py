@@ -40,7 +40,8 @@ _FREE = (
 _LARGEST, _GROWTH = 16 << 20, 4
 
 
-def apply(rewriter: Rewriter) -> int:
+def fold_constants(rewriter: Rewriter) -> int:
+    """Compute what depends on parameters alone ahead of the calls. Return how many."""
     computed: set[Node] = set()
     for node in rewriter.graph.nodes:
         if _is_computable(rewriter, node) and all(
@@ -65,7 +66,7 @@ def _is_computable(rewriter: Rewriter, node: Node) -> bool:
         or torch.Tag.nondeterministic_seeded in op.tags
     ):
         return False
-    if not is_tensor(node) or not _is_plain((node.args, node.kwargs)):
+    if not is_tensor(node) or not _is_recordable((node.args, node.kwargs)):
         return False
     sizes = [node.meta["val"].shape, *(n.meta["val"].shape for n in node.all_input_nodes)]
     if any(isinstance(size, torch.SymInt) for shape in sizes for size in shape):
@@ -73,12 +74,12 @@ def _is_computable(rewriter: Rewriter, node: Node) -> bool:
     return not rewriter.is_written(node, *node.all_input_nodes)
 
 
-def _is_plain(argument: Any) -> bool:
+def _is_recordable(argument: Any) -> bool:
     """Whether a recipe can hold it: tensors, numbers, names and dtypes, and rows of those."""
     if isinstance(argument, list | tuple):
-        return all(map(_is_plain, argument))
+        return all(map(_is_recordable, argument))
     if isinstance(argument, dict):
-        return all(map(_is_plain, argument.values()))
+        return all(map(_is_recordable, argument.values()))
     if isinstance(argument, Node):
         return isinstance(argument.meta.get("val"), Tensor)
     return argument is None or isinstance(argument, int | float | str | torch.dtype)

@@ -31,7 +31,8 @@ _TO_ROWS, _TO_IMAGE = [0, 2, 3, 1], [0, 3, 1, 2]
 _ARGUMENTS = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
 
 
-def apply(rewriter: Rewriter) -> int:
+def lower_convolutions(rewriter: Rewriter) -> int:
+    """Replace convolutions by `conv2d` on packed weights, with additions and activations behind them. Return how many."""
     views = list(rewriter.calls(aten.view.default))
     if rewriter.is_written(*views):
         return 0  # they would have to stay views, and images are about to lie in another order

@@ -59,7 +59,8 @@ class _Attention:
     inside: list[Node]
 
 
-def apply(rewriter: Rewriter) -> int:
+def fuse_encoder_layers(rewriter: Rewriter) -> int:
+    """Replace transformer encoder layers by `encoder_layer`. Return how many."""
     fuse = {ours.layer_norm.default: _norms_last, ours.ffn.default: _norms_first}
     return sum(fuse[node.target](rewriter, node) for node in rewriter.calls(*fuse))  # type: ignore[index]
 

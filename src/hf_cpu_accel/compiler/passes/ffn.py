@@ -11,7 +11,8 @@ from hf_cpu_accel.compiler.rewriter import Rewriter
 ours = torch.ops.hf_cpu_accel
 
 
-def apply(rewriter: Rewriter) -> int:
+def fuse_ffns(rewriter: Rewriter) -> int:
+    """Replace two linear layers with an activation between them by `ffn`. Return how many."""
     count = 0
     for node in rewriter.calls(ours.linear.default):
         down = LinearCall.of(node)

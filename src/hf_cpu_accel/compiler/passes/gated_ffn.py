@@ -27,7 +27,8 @@ _DIVISIONS: dict[Any, str] = {
 }
 
 
-def apply(rewriter: Rewriter) -> int:
+def fuse_gated_ffns(rewriter: Rewriter) -> int:
+    """Replace gated feed-forward networks by `gated_ffn`. Return how many."""
     return sum(_fuse(rewriter, node) for node in rewriter.calls(ours.linear.default))
 
 
@@ -106,7 +107,7 @@ def _two_halves(rewriter: Rewriter, gate: Node, other: Node, down: LinearCall) -
 
 def _joins(rewriter: Rewriter, call: LinearCall, down: LinearCall) -> bool:
     """Whether the layer gives nothing but its product, by weights of the kind that `down` has."""
-    return call.is_plain and call.dtype == down.dtype and not rewriter.is_written(call.node)
+    return call.is_product_only and call.dtype == down.dtype and not rewriter.is_written(call.node)
 
 
 def _is_halved(division: Node, features: int) -> bool:

@@ -12,7 +12,8 @@ ours = torch.ops.hf_cpu_accel
 _ARGUMENTS = ("input", "num_groups", "weight", "bias", "eps")
 
 
-def apply(rewriter: Rewriter) -> int:
+def fuse_group_norms(rewriter: Rewriter) -> int:
+    """Replace group norms, with a SiLU behind them, by one op each. Return how many."""
     count = sum(_norm(rewriter, node) for node in rewriter.calls(aten.group_norm.default))
     return count + sum(_with_silu(rewriter, node) for node in rewriter.calls(aten.silu.default))
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch.fx import Node
 
-from hf_cpu_accel.compiler.passes.attention import fuse
+from hf_cpu_accel.compiler.passes.attention import replace_by_attention
 from hf_cpu_accel.compiler.passes.match import args_of, argument, axis, is_call, is_tensor, value
 from hf_cpu_accel.compiler.rewriter import Rewriter, aten
 
@@ -22,7 +22,8 @@ class _Scores:
     scale: float
 
 
-def apply(rewriter: Rewriter) -> int:
+def fuse_handwritten_attention(rewriter: Rewriter) -> int:
+    """Replace attention written out by `attention`. Return how many."""
     count = 0
     for node in rewriter.calls(aten.matmul.default):
         probabilities, values = args_of(node)
@@ -34,7 +35,7 @@ def apply(rewriter: Rewriter) -> int:
         scores = _read_scores(rewriter, args_of(softmax)[0])
         if scores is None:
             continue
-        count += fuse(
+        count += replace_by_attention(
             rewriter,
             node,
             scores.query,

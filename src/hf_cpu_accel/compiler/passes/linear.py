@@ -38,7 +38,7 @@ class LinearCall:
         return cls(node, *args_of(node))
 
     @property
-    def is_plain(self) -> bool:
+    def is_product_only(self) -> bool:
         """Whether the product is returned as it is."""
         return self.residual is None and self.activation == "none"
 
@@ -69,7 +69,8 @@ def joined_bias(rewriter: Rewriter, calls: list[LinearCall]) -> Node | None:
     return rewriter.derived(JoinedBiases(sizes), biases)[0] if biases else None
 
 
-def apply(rewriter: Rewriter) -> int:
+def pack_linears(rewriter: Rewriter) -> int:
+    """Replace linear layers by `linear` on packed weights. Return how many."""
     return sum(_pack(rewriter, node) for node in rewriter.calls(*_PRODUCTS))
 
 

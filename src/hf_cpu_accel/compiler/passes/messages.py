@@ -50,7 +50,8 @@ class _Sum:
     messages: Node
 
 
-def apply(rewriter: Rewriter) -> int:
+def fuse_messages(rewriter: Rewriter) -> int:
+    """Replace gather-multiply-scatter by `spmm_reduce`. Return how many."""
     sorted_edges: dict[object, Node] = {}
     sums = [found for found in _sums(rewriter) if value(found.node).dim() in (2, 3)]
     made = {}

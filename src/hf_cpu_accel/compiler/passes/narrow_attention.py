@@ -22,7 +22,8 @@ _LINEARS = (ours.linear.default, ours.linear_split.default, ours.ffn.default, ou
 _ROUNDING = ("bfloat16", "int8", "int4")
 
 
-def apply(rewriter: Rewriter) -> int:
+def narrow_attention(rewriter: Rewriter) -> int:
+    """Compute long attention in bfloat16 where the weights are rounded as much. Return how many."""
     if not hardware.native_bf16_is_fast():
         return 0
     linears = [args_of(node) for node in rewriter.calls(*_LINEARS)]

@@ -26,7 +26,8 @@ from hf_cpu_accel.compiler.rewriter import Rewriter, aten
 ours = torch.ops.hf_cpu_accel
 
 
-def apply(rewriter: Rewriter) -> int:
+def fuse_norms(rewriter: Rewriter) -> int:
+    """Replace layer norms, and RMS norms written out, by one op each. Return how many."""
     count = sum(_layer_norm(rewriter, node) for node in rewriter.calls(aten.layer_norm.default))
     nodes = rewriter.calls(aten.rms_norm.default, aten.mul.Tensor, *CONVERSIONS)
     return count + sum(_rms_norm(rewriter, node) for node in nodes)

@@ -17,12 +17,13 @@ from hf_cpu_accel.packing.linear import PANEL_FEATURES
 ours = torch.ops.hf_cpu_accel
 
 
-def apply(rewriter: Rewriter) -> int:
+def join_parallel_linears(rewriter: Rewriter) -> int:
+    """Join linear layers that read the same tensor into `linear_split`. Return how many."""
     groups: dict[tuple[Node, Recipe], list[tuple[LinearCall, Node]]] = defaultdict(list)
     for node in rewriter.calls(ours.linear.default):
         call = LinearCall.of(node)
         made = rewriter.sources_of(call.weight)
-        joins = call.is_plain and (call.bias is None or rewriter.is_constant(call.bias))
+        joins = call.is_product_only and (call.bias is None or rewriter.is_constant(call.bias))
         if made is not None and joins and call.out_features % PANEL_FEATURES == 0:
             groups[call.input, made[0]].append((call, made[1][0]))
     return sum(_join(rewriter, recipe, members) for (_, recipe), members in groups.items())

@@ -20,7 +20,11 @@ _PRODUCTS = (aten.linear.default, aten.conv2d.default, aten.conv1d.default)
 PACKED_AS = "packed_as"
 
 
-def apply(rewriter: Rewriter) -> int:
+def mark_quantized(rewriter: Rewriter) -> int:
+    """Mark products of quantized models with the dtype of their packed weight, and remove the rounding of their input.
+
+    Return how many.
+    """
     count = 0
     for node in rewriter.calls(*_PRODUCTS):
         if not _is_widened(rewriter, argument(node, "weight")):

@@ -20,7 +20,8 @@ ours = torch.ops.hf_cpu_accel
 _PRODUCTS = (ours.linear.default, ours.gated_ffn.default)
 
 
-def apply(rewriter: Rewriter) -> int:
+def fuse_residuals(rewriter: Rewriter) -> int:
+    """Move additions into the linear layer or gated FFN before them. Return how many."""
     sums = (node for node in rewriter.calls(aten.add.Tensor) if not node.kwargs)
     return sum(
         any(_fuse(rewriter, node, *pair) for pair in (args_of(node), args_of(node)[::-1])) for node in sums

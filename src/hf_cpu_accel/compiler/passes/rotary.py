@@ -32,7 +32,8 @@ from hf_cpu_accel.compiler.rewriter import Rewriter, aten
 ours = torch.ops.hf_cpu_accel
 
 
-def apply(rewriter: Rewriter) -> int:
+def fuse_rotary(rewriter: Rewriter) -> int:
+    """Replace rotary positions written out by `rotary_embedding`. Return how many."""
     return sum(_fuse(rewriter, node) for node in rewriter.calls(aten.add.Tensor))
 
 

@@ -25,7 +25,8 @@ _NEUTRAL = {aten.add.Tensor: 0, aten.mul.Tensor: 1, aten.div.Tensor: 1}
 _NOTHING = (aten.dropout.default, aten.feature_dropout.default, aten.alias.default, aten.detach.default)
 
 
-def apply(rewriter: Rewriter) -> int:
+def remove_no_ops(rewriter: Rewriter) -> int:
+    """Remove ops that change nothing. Return how many."""
     count = 0
     for node in rewriter.calls(
         *_CONVERSIONS,

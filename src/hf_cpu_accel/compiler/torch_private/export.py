@@ -59,7 +59,7 @@ def nested(spec: str) -> Callable[[list[Any]], Any]:
     from torch.utils._pytree import tree_unflatten, treespec_loads
 
     if _imports(json.loads(spec)[1]):
-        raise ValueError("a nesting that names classes to be imported")
+        raise ValueError("a nesting that imports classes")
     read = treespec_loads(spec)
     if read.is_leaf():
         return operator.itemgetter(0)

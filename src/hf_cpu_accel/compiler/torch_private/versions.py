@@ -58,7 +58,7 @@ def unknown_version() -> str | None:
     """Why the private names of this torch cannot be relied upon, None if they are known. Imports nothing."""
     if _version() in VERSIONS:
         return None
-    return f"torch {torch.__version__} is not among the versions it was checked on ({', '.join(VERSIONS)})"
+    return f"torch {torch.__version__} is not among the versions tested for compiling ({', '.join(VERSIONS)})"
 
 
 @lru_cache(maxsize=1)
@@ -70,7 +70,7 @@ def problem() -> str | None:
         try:
             import_module(name)
         except ImportError as error:
-            return f"torch {torch.__version__} lacks a module that it needs: {error}"
+            return f"torch {torch.__version__} lacks a module that compiling needs: {error}"
     return None
 
 

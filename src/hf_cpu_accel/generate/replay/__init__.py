@@ -1,1 +1,1 @@
-"""Decode steps without the Python of the model: the ops that it calls are captured in a few steps, and replayed from then on."""
+"""Decode steps without the Python of the model: its ops are captured in a few steps and replayed in later ones."""

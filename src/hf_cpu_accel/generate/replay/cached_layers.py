@@ -1,4 +1,4 @@
-"""The layers of a cache that get a token in every decode step: in storage that fused layers write to, or by concatenation."""
+"""The cache layers that get a token in every decode step: in storage that fused layers write, or by concatenation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from transformers.cache_utils import (
 )
 
 from hf_cpu_accel.generate.cache_cross import CPUCrossCacheLayer
-from hf_cpu_accel.generate.host_layers import Held, KeyValueStorage, held_by, storage_of
+from hf_cpu_accel.generate.host_layers import KeyValueStorage, StoredTokens, storage_of, stored_tokens
 from hf_cpu_accel.ops.kv_cache import features_of
 
 _CONCATENATED = (DynamicLayer, DynamicSlidingWindowLayer, LinearAttentionAndFullAttentionLayer)
@@ -24,7 +24,7 @@ _CONCATENATED = (DynamicLayer, DynamicSlidingWindowLayer, LinearAttentionAndFull
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer by its index, with what its storage is reserved for, and whether beams share it."""
+    """A layer by its index, with the arguments of its storage, and whether beams share it."""
 
     index: int
     is_shared: bool
@@ -35,7 +35,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Concatenated:
-    """Keys and values of a layer of transformers' own, which makes new ones of them and the token's."""
+    """Keys and values of a layer of transformers, which concatenates them with those of the token."""
 
     keys: Tensor
     values: Tensor
@@ -43,25 +43,25 @@ class Concatenated:
 
 
 class CachedLayers:
-    """Those of `cache`; of one with a part for an encoder's output, those of the other part."""
+    """The layers of `cache`; of a cache with a part for the encoder's output, those of the other part."""
 
     def __init__(self, cache: Any) -> None:
         has_parts = type(cache) is EncoderDecoderCache
         self._cache: Any = cache.self_attention_cache if has_parts else cache
         self._encoders: Any = getattr(cache.cross_attention_cache, "layers", ()) if has_parts else ()
 
-    def held(self) -> dict[int, Held]:
-        """By index, what fused layers have written."""
+    def held(self) -> dict[int, StoredTokens]:
+        """Return the tokens that fused layers wrote, by index."""
         layers = enumerate(getattr(self._cache, "layers", ()))
-        return {index: held for index, layer in layers if (held := held_by(layer)) is not None}
+        return {index: held for index, layer in layers if (held := stored_tokens(layer)) is not None}
 
     def concatenated(self) -> dict[int, Concatenated]:
-        """By index, what other layers hold."""
+        """Return the keys and values of other layers, by index."""
         layers = enumerate(getattr(self._cache, "layers", ()))
         return {
             index: self.concatenated_at(index)
             for index, layer in layers
-            if type(layer) in _CONCATENATED and layer.is_initialized and held_by(layer) is None
+            if type(layer) in _CONCATENATED and layer.is_initialized and stored_tokens(layer) is None
         }
 
     def concatenated_at(self, index: int) -> Concatenated:
@@ -69,12 +69,13 @@ class CachedLayers:
         return Concatenated(layer.keys, layer.values, int(layer.get_seq_length()))
 
     def longest(self) -> int:
-        """Tokens that some layer has seen; 0 if no layer tells."""
+        """Return the largest number of tokens that a layer has seen; 0 if no layer counts."""
         held = [layer.seen for layer in self.held().values()]
         return max([*held, *(layer.seen for layer in self.concatenated().values())], default=0)
 
     def states(self) -> list[Any]:
-        """What steps read, and may write, but do not exchange: states of recurrences, and what is kept of an encoder's output."""
+        """Return the tensors that steps read and may write but do not replace: recurrent states, and keys and values of the
+        encoder's output."""
         found: list[Any] = []
         for layer in (*getattr(self._cache, "layers", ()), *self._encoders):
             for name in ("conv_states", "recurrent_states"):
@@ -87,20 +88,20 @@ class CachedLayers:
         return found
 
     def put(self, index: int, keys: Tensor, values: Tensor) -> None:
-        """What a layer by concatenation holds after a step."""
+        """Set the contents of a layer by concatenation after a step."""
         layer = self._cache.layers[index]
         layer.keys, layer.values = keys, values
         if type(layer) is DynamicSlidingWindowLayer:
             layer.cumulative_length += 1
 
-    def layer(self, index: int, held: Held) -> Layer:
-        """The one that holds that."""
+    def layer(self, index: int, held: StoredTokens) -> Layer:
+        """Return the layer with these stored tokens."""
         keys, repeats = held.key_storage, getattr(self._cache.layers[index], "repeats", 1)
         sizes = (keys.shape[0], keys.shape[1], features_of(keys), features_of(held.value_storage))
         return Layer(index, held.rows is not None, repeats, sizes, held.dtype)
 
     def encoder_sequences(self) -> dict[int, Tensor]:
-        """By index, which sequence of the encoder's output each of the batch looks at."""
+        """Return the rows of the encoder's output that the sequences of the batch read, by index."""
         return {
             index: layer.encoder_sequences
             for index, layer in enumerate(self._encoders)
@@ -108,7 +109,7 @@ class CachedLayers:
         }
 
     def reserve(self, layers: Iterable[Layer], seen: int) -> list[KeyValueStorage] | None:
-        """Room for one more token in each; None if one of them does not go on from a text of `seen` tokens."""
+        """Return storages with room for one more token, or None if one of them does not continue a text of `seen` tokens."""
         stores = []
         for layer in layers:
             store = storage_of(self._cache, layer.index, layer.repeats)

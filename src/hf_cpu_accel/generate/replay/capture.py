@@ -1,4 +1,4 @@
-"""The ops of one decode step, below autograd, with the tensors that went through them."""
+"""Capture the ops of one decode step, below autograd, with their tensors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from hf_cpu_accel.generate.host_layers import Held
+from hf_cpu_accel.generate.host_layers import StoredTokens
 from hf_cpu_accel.generate.replay.cached_layers import CachedLayers, Concatenated
 from hf_cpu_accel.generate.replay.sources import CannotReplay, Name, Past
 from hf_cpu_accel.lazy.lazy_tensor import LazyTensor, ordinary_arguments
@@ -27,7 +27,7 @@ _KEYS, _PAST = 5, 7  # among its arguments
 
 @dataclass(frozen=True)
 class Op:
-    """An op, what it was called with, and what it gave."""
+    """An op, its arguments and its output."""
 
     func: Any
     args: tuple[Any, ...]
@@ -35,7 +35,7 @@ class Op:
     output: Any
 
     def written(self) -> list[Tensor]:
-        """The tensors among its arguments that it writes to."""
+        """Return the tensors among the arguments that the op writes to."""
         arguments = self.func._schema.arguments
         given = [(argument, value) for argument, value in zip(arguments, self.args, strict=False)]
         given += [
@@ -51,21 +51,22 @@ class Capture:
 
     Attributes:
         ops: in their order.
-        names: what a tensor is called in every step, by its id: ("input", its name), ("output", number of the op, place in what it
-            gave), or what a layer of the cache has: ("keys", layer), ("values", layer), ("rows", layer) or ("encoder_sequences",
-            layer). One that has no name comes from outside.
+        names: names of tensors in every step, by id: ("input", name), ("output", number of the op, place in its output), or the
+            contents of a cache layer: ("keys", layer), ("values", layer), ("rows", layer) or ("encoder_sequences", layer). A
+                tensor
+            without a name comes from outside.
         sizes: of the inputs.
-        written: the layers of the cache that got the token, by index, with what they hold now.
-        put: the layers that got other keys and values instead, by index, with the names of these two.
+        written: the cache layers that got the token, by index, with their contents now.
+        put: the cache layers with new keys and values instead, by index, with the names of these two.
         seen: how many tokens each layer in `written` and `put` has seen with this one.
-        logits: what the step gave.
-        bytes: of what the ops gave, which is kept.
+        logits: the output of the step.
+        bytes: size of the outputs of the ops, which are kept.
     """
 
     ops: list[Op] = field(default_factory=list)
     names: dict[int, Name] = field(default_factory=dict)
     sizes: dict[str, torch.Size] = field(default_factory=dict)
-    written: dict[int, Held] = field(default_factory=dict)
+    written: dict[int, StoredTokens] = field(default_factory=dict)
     put: dict[int, tuple[Name, Name]] = field(default_factory=dict)
     seen: set[int] = field(default_factory=set)
     logits: Any = None
@@ -75,7 +76,7 @@ class Capture:
         return self.names.get(id(tensor))
 
     def writes_outside(self) -> bool:
-        """Whether an op writes to anything but the step's own tensors and the storages of keys and values: to a recurrent state."""
+        """Return whether an op writes to anything but tensors of the step and storages of keys and values: to a recurrent state."""
         reads = [
             leaf for op in self.ops for leaf in tree_leaves((op.args, op.kwargs)) if isinstance(leaf, Tensor)
         ]
@@ -86,26 +87,26 @@ class Capture:
 def capture(
     model: Callable[..., Any], inputs: Mapping[str, Any], layers: CachedLayers
 ) -> tuple[Any, Capture | CannotReplay]:
-    """What `model(**inputs, return_dict=True)` gives, and the ops of that call, or why those of the next cannot be told."""
+    """Return the output of `model(**inputs, return_dict=True)`, and the ops of that call, or why they cannot be replayed."""
     captured = Capture()
     refusals: list[str] = []
 
     def around_op(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not isinstance(func, _ORDINARY):
-            refusals.append(f"{func} has ops inside")
+            refusals.append(f"{func} runs ops inside")
             return func(*args, **kwargs)
         if any(isinstance(leaf, LazyTensor) for leaf in tree_leaves((args, kwargs))):
             with AroundAllOps(around_op):  # what they are computed by comes first
                 args, kwargs = ordinary_arguments(func, args, kwargs)
         output = func(*args, **kwargs)
         if torch.Tag.nondeterministic_seeded in func.tags:
-            refusals.append(f"{func} draws numbers")
+            refusals.append(f"{func} draws random numbers")
         if _counts_values(func, args):
-            refusals.append(f"{func} gives as much as values say")
+            refusals.append(f"the output shape of {func} depends on values")
         if not func.is_view:
             captured.bytes += sum(leaf.nbytes for leaf in tree_leaves(output) if isinstance(leaf, Tensor))
         if captured.bytes > _MOST_BYTES:
-            refusals.append("its tensors are large, beside which Python takes no time")
+            refusals.append("its tensors are large, so replaying saves no time")
         if refusals:
             captured.ops.clear()
             return output
@@ -116,7 +117,7 @@ def capture(
 
     def around_function(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if func in _READERS:
-            refusals.append(f"{func.__name__} reads values")
+            refusals.append(f"{func.__name__} reads tensor values")
         return func(*args, **kwargs)
 
     before, joined = layers.held(), layers.concatenated()
@@ -138,7 +139,10 @@ def capture(
 
 
 def _name(
-    captured: Capture, inputs: Mapping[str, Any], held: dict[int, Held], joined: dict[int, Concatenated]
+    captured: Capture,
+    inputs: Mapping[str, Any],
+    held: dict[int, StoredTokens],
+    joined: dict[int, Concatenated],
 ) -> None:
     names = captured.names
     for name, value in inputs.items():
@@ -160,11 +164,11 @@ def _name(
                 names.setdefault(id(leaf), ("output", number, place))
 
 
-def _find_written(captured: Capture, before: dict[int, Held], held: dict[int, Held]) -> None:
-    """Which layers got the token; how many they held becomes `Past` where fused layers are told of it.
+def _find_written(captured: Capture, before: dict[int, StoredTokens], held: dict[int, StoredTokens]) -> None:
+    """Find the layers that got the token; their lengths become `Past` in the arguments of fused layers.
 
     Raises:
-        CannotReplay: what was written is not one token more in each of some layers.
+        CannotReplay: the layers did not get exactly one token.
     """
     for number, op in enumerate(captured.ops):
         if op.func is not _DECODER_LAYERS:
@@ -175,39 +179,39 @@ def _find_written(captured: Capture, before: dict[int, Held], held: dict[int, He
             if name is not None and name[0] == "keys":
                 layer = held[name[1]]
                 if past[place] != layer.seen - layer.dropped - 1:
-                    raise CannotReplay("a layer sees other tokens than its cache holds")
+                    raise CannotReplay("a layer reads tokens that are not in its cache")
                 past[place] = Past(("past", name[1]))
         args = (*op.args[:_PAST], past, *op.args[_PAST + 1 :])
         captured.ops[number] = Op(op.func, args, op.kwargs, op.output)
     for index, layer in held.items():
         seen = before[index].seen if index in before else 0
         if layer.seen not in (seen, seen + 1) or (index not in before and layer.seen):
-            raise CannotReplay("more than one token went to its cache")
+            raise CannotReplay("more than one token was added to its cache")
         if layer.seen != seen:
             captured.written[index] = layer
             captured.seen.add(layer.seen)
 
 
 def _find_put(captured: Capture, before: dict[int, Concatenated], joined: dict[int, Concatenated]) -> None:
-    """Which layers have new keys and values.
+    """Find the layers with new keys and values.
 
     Raises:
-        CannotReplay: these are not of one token more, or no op has made them.
+        CannotReplay: they do not have exactly one token more, or no captured op created them.
     """
     for index, layer in joined.items():
         if index not in before:
-            raise CannotReplay("a layer of its cache has just begun")
+            raise CannotReplay("a layer of its cache was empty before this step")
         if layer.keys is before[index].keys and layer.values is before[index].values:
             continue
         keys, values = captured.name_of(layer.keys), captured.name_of(layer.values)
         if layer.seen != before[index].seen + 1 or keys is None or values is None:
-            raise CannotReplay("other tokens than the new one went to its cache")
+            raise CannotReplay("tokens other than the new one were added to its cache")
         captured.put[index] = keys, values
         captured.seen.add(layer.seen)
 
 
 def _counts_values(func: Any, args: tuple[Any, ...]) -> bool:
-    """Whether values decide on the shape of what an op gives: Python may go by it."""
+    """Return whether the output shape of an op depends on values, which Python code may use."""
     if func is torch.ops.aten.index.Tensor:
         return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1])
     return torch.Tag.dynamic_output_shape in func.tags

@@ -1,4 +1,4 @@
-"""How far a captured step goes on in the same way: to the next length that the model's code may compare a text with."""
+"""Limits of replayed steps: the next length at which the model's code may act differently."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _LEAST = 8  # tokens
 
 
 class Limits:
-    """Lengths of texts at which steps may become others: numbers of the config that are about lengths, such as those up to which
-    positions were trained, and the multiples of windows and chunks."""
+    """Lengths of texts at which steps may change: lengths in the config, such as the number of trained positions, and multiples
+    of windows and chunks."""
 
     def __init__(self, config: Any) -> None:
         found = set(_numbers(config.to_dict(), ""))
@@ -24,14 +24,14 @@ class Limits:
         self._repeated = sorted({number for name, number in found if _REPEATED.search(name)})
 
     def after(self, length: int) -> int | None:
-        """The first that is greater than `length`; None if there is none."""
+        """Return the first limit greater than `length`, or None."""
         place = bisect_right(self._single, length)
         candidates = [(length // number + 1) * number for number in self._repeated]
         return min([*self._single[place : place + 1], *candidates], default=None)
 
 
 def _numbers(value: Any, name: str) -> Iterator[tuple[str, int]]:
-    """The whole numbers in a config and in what is nested in it, with their names."""
+    """Yield the integers in a config and in its nested parts, with their names."""
     if isinstance(value, dict):
         for key, part in value.items():
             yield from _numbers(part, str(key))

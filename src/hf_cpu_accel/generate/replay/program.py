@@ -1,4 +1,4 @@
-"""What all decode steps have in common, as a list of ops that makes the logits of the next token."""
+"""The common form of all decode steps: a list of ops that computes the logits of the next token."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class Step:
     """One op.
 
     Attributes:
-        outputs: the names of what it gives, if there are tensors in it.
-        answer: what it gave if that was no tensor, and has to be given again for the step to be the same.
+        outputs: the names of its outputs, if there are tensors among them.
+        answer: its output if that is no tensor; the step is valid only while it stays equal.
         writes: whether it writes to some of its arguments.
     """
 
@@ -46,11 +46,11 @@ class Step:
 
     @property
     def is_check(self) -> bool:
-        """Whether it only tells something, such as whether weights still have the values they had."""
+        """Return whether the op only returns a condition, for example whether weights still have the same values."""
         return not self.outputs and not self.writes
 
     def take(self, known: dict[Name, Any], step: int) -> bool:
-        """Call the op; False if its answer is another than it was."""
+        """Call the op; return False if its answer differs."""
         output = self.func(
             *[source.value(known, step) for source in self.args],
             **{name: source.value(known, step) for name, source in self.kwargs.items()},
@@ -64,7 +64,7 @@ class Step:
         return self.writes or (type(output) is type(self.answer) and output == self.answer)
 
     def is_of(self, op: Op, captured: Capture, step: int) -> bool:
-        """Whether it would be the op of a captured step."""
+        """Return whether this step equals the op of a captured step."""
         return (
             self.func is op.func
             and len(self.args) == len(op.args)
@@ -86,20 +86,20 @@ class Program:
         first, second: two steps, one after the other.
 
     Raises:
-        CannotReplay: they do not tell the next one.
+        CannotReplay: they do not determine the next one.
     """
 
     def __init__(self, first: Capture, second: Capture, layers: CachedLayers) -> None:
         if [op.func for op in first.ops] != [op.func for op in second.ops]:
-            raise CannotReplay("its ops are others in each step")
+            raise CannotReplay("its ops change between steps")
         self._all = [_step(number, first, second) for number in range(len(first.ops))]
         logits = first.name_of(first.logits)
         if logits is None or logits[0] != "output" or logits != second.name_of(second.logits):
-            raise CannotReplay("its logits come from no op")
+            raise CannotReplay("its logits do not come from a captured op")
         self._logits = logits
         self._put = first.put
         if first.put != second.put:
-            raise CannotReplay("other layers of its cache get new keys in each step")
+            raise CannotReplay("the cache layers that get new keys change between steps")
         kept = {name for names in first.put.values() for name in names}
         live = _live(self._all, {logits, *kept})
         # Checks that need no other step come first.
@@ -107,27 +107,31 @@ class Program:
         self._first_write = next((n for n, step in enumerate(self._steps) if step.writes), len(live))
         self.is_repeatable = not second.writes_outside()
         if not self.is_repeatable and any(step.is_check for step in self._steps[self._first_write :]):
-            raise CannotReplay("what it does depends on what it has computed, and it cannot be done twice")
+            raise CannotReplay(
+                "its ops depend on computed values and write to tensors, so a step cannot be repeated"
+            )
         if not self.is_repeatable and any(step.func.overloadpacket in _EMPTY for step in live):
-            raise CannotReplay("code that no op shows may fill its tensors, and it cannot be done twice")
+            raise CannotReplay(
+                "code outside the captured ops may fill its tensors, and a step cannot be repeated"
+            )
         self._states = layers.states()
         names = {name for step in live for name in step.reads if name[0] == "input"}
         self._inputs = {name: _Sizes.of(first, second, name[1]) for name in names}
         self._layers = layers
         self._written = [layers.layer(index, held) for index, held in second.written.items()]
         if len(second.seen) > 1:
-            raise CannotReplay("layers of its cache hold texts of different lengths")
+            raise CannotReplay("its cache layers hold different numbers of tokens")
         self._seen = max(second.seen, default=0) - 2  # before the first step
         self._looks_at_encoder = any(name[0] == "encoder_sequences" for step in live for name in step.reads)
         known = {*second.written, *first.put}
         if any(name[0] in _OF_CACHE and name[1] not in known for step in live for name in step.reads):
-            raise CannotReplay("it reads layers of the cache that it does not write to")
+            raise CannotReplay("it reads cache layers that it does not write to")
         told = {name[1] for step in live for name in step.reads if name[0] == "past"}
         # Of others the ops say where in the storage they write, which they can not if it moves to the front.
         self._dropped = {index: held.dropped for index, held in second.written.items() if index not in told}
 
     def is_of(self, captured: Capture, step: int) -> bool:
-        """Whether it tells that captured step."""
+        """Return whether the program predicts that captured step."""
         return (
             len(captured.ops) == len(self._all)
             and all(mine.is_of(op, captured, step) for mine, op in zip(self._all, captured.ops, strict=True))
@@ -136,15 +140,15 @@ class Program:
         )
 
     def run(self, inputs: Mapping[str, Any], step: int, *, keeps: bool = True) -> Tensor | None:
-        """The logits of that step; None if it is another one than foreseen: the model is to be called for it.
+        """Return the logits of that step, or None if the step differs from the prediction and the model has to be called.
 
         Args:
-            keeps: whether the cache goes on with the token.
+            keeps: whether the token stays in the cache.
 
         Raises:
-            RuntimeError, ValueError, IndexError: an op failed, after states were written that cannot be taken back.
+            RuntimeError, ValueError, IndexError: an op failed after states were written that cannot be restored.
         """
-        given = self._given(inputs, step)
+        given = self._step_inputs(inputs, step)
         if given is None:
             return None
         known, stores = given
@@ -164,10 +168,11 @@ class Program:
         logits: Tensor = known[self._logits]
         return logits
 
-    def _given(
+    def _step_inputs(
         self, inputs: Mapping[str, Any], step: int
     ) -> tuple[dict[Name, Any], list[KeyValueStorage]] | None:
-        """What a step begins with, by name, and where it writes the token's keys and values; None if that is not as foreseen."""
+        """Return the tensors of a step by name, and the storages for the token's keys and values, or None if they differ from
+        the prediction."""
         if not all(sizes.are_those_of(inputs[name[1]], step) for name, sizes in self._inputs.items()):
             return None
         if not all(map(is_, self._layers.states(), self._states)):
@@ -195,7 +200,7 @@ class Program:
 
 @dataclass(frozen=True)
 class _Sizes:
-    """Those of an input in the first captured step, and by how much they grow in each."""
+    """The sizes of an input in the first captured step, and their growth per step."""
 
     first: tuple[int, ...]
     more: tuple[int, ...]
@@ -204,7 +209,7 @@ class _Sizes:
     def of(cls, first: Capture, second: Capture, name: str) -> _Sizes:
         one, other = first.sizes[name], second.sizes[name]
         if len(one) != len(other):
-            raise CannotReplay(f"{name} has other dimensions in each step")
+            raise CannotReplay(f"{name} changes its number of dimensions between steps")
         return cls(tuple(one), tuple(b - a for a, b in zip(one, other, strict=True)))
 
     def are_those_of(self, tensor: Tensor, step: int) -> bool:
@@ -214,7 +219,7 @@ class _Sizes:
 def _step(number: int, first: Capture, second: Capture) -> Step:
     one, other = first.ops[number], second.ops[number]
     if len(one.args) != len(other.args) or one.kwargs.keys() != other.kwargs.keys():
-        raise CannotReplay(f"{one.func} is given other arguments in each step")
+        raise CannotReplay(f"{one.func} gets different arguments in each step")
 
     def source(value: Any, following: Any) -> Source:
         is_new = one.func is MADE_BY_PYTHON
@@ -232,7 +237,7 @@ def _step(number: int, first: Capture, second: Capture) -> Step:
     elif type(one.output) is type(other.output) and one.output == other.output:
         answer = one.output
     else:
-        raise CannotReplay(f"{one.func} tells it something else in each step")
+        raise CannotReplay(f"{one.func} returns a different value in each step")
     return Step(
         one.func,
         tuple(map(source, one.args, other.args)),
@@ -244,7 +249,7 @@ def _step(number: int, first: Capture, second: Capture) -> Step:
 
 
 def _live(steps: list[Step], results: set[Name]) -> list[Step]:
-    """Those of `steps` that the results depend on, that write, or that tell something."""
+    """Return those of `steps` that the results depend on, that write, or that check something."""
     wanted, live = set(results), []
     for step in reversed(steps):
         if step.writes or step.is_check or not wanted.isdisjoint(step.outputs):

@@ -1,4 +1,4 @@
-"""Where an argument of an op comes from in every step, as two captured steps show it."""
+"""Sources of the arguments of an op in every step, as two captured steps show them."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ NameOf = Callable[[Tensor], Name | None]
 
 
 class CannotReplay(Exception):
-    """Steps of this model are not the same ops every time; the message says why."""
+    """The steps of this model do not run the same ops every time; the message gives the reason."""
 
 
 @dataclass(frozen=True)
 class Past:
-    """In the place of a number among an op's arguments: how many tokens a layer of the cache holds."""
+    """Placeholder for an integer argument of an op: the number of tokens in a cache layer."""
 
     name: Name
 
 
 class Source:
-    """Where an argument comes from: `reads` are the names of what it is made of."""
+    """The source of an argument; `reads` has the names of the tensors it is made of."""
 
     reads: tuple[Name, ...] = ()
 
     def value(self, known: Mapping[Name, Any], step: int) -> Any:
-        """The argument, where `known` has by name what this step was given and has made; step 0 is the first captured one."""
+        """Return the argument. `known` has the inputs and results of this step by name; step 0 is the first captured one."""
         raise NotImplementedError
 
     def is_source_of(self, value: Any, name_of: NameOf, step: int) -> bool:
-        """Whether the argument would be `value` in a captured step, in which tensors are called what `name_of` says."""
+        """Return whether the argument would be `value` in a captured step, whose tensors have names by `name_of`."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class Constant(Source):
-    """The same in each step: a weight, a number, a dtype, or a list of such."""
+    """The same value in each step: a weight, a number, a dtype, or a list of these."""
 
     constant: Any
 
@@ -53,7 +53,7 @@ class Constant(Source):
 
 @dataclass(frozen=True)
 class Named(Source):
-    """What the step was given, what an op before has made of that, or what the cache holds."""
+    """An input of the step, an output of an earlier op, or the contents of the cache."""
 
     name: Name
 
@@ -70,7 +70,7 @@ class Named(Source):
 
 @dataclass(frozen=True)
 class Copied(Source):
-    """A tensor that Python makes of the same numbers in each step."""
+    """A tensor that Python creates from the same numbers in each step."""
 
     original: Tensor
 
@@ -83,7 +83,7 @@ class Copied(Source):
 
 @dataclass(frozen=True)
 class Counted(Source):
-    """A number that grows by as much in each step."""
+    """A number that grows by the same amount in each step."""
 
     first: int
     more: int
@@ -97,7 +97,7 @@ class Counted(Source):
 
 @dataclass(frozen=True)
 class Several(Source):
-    """A list of what comes from different places."""
+    """A list of values from different sources."""
 
     sources: tuple[Source, ...]
 
@@ -117,20 +117,22 @@ class Several(Source):
 
 
 def source_of(first: Any, second: Any, name_first: NameOf, name_second: NameOf, *, is_new: bool) -> Source:
-    """Of an argument that was `first` and then `second` in two steps, one after the other.
+    """Return the source of an argument that was `first` and then `second` in two successive steps.
 
     Args:
-        is_new: whether it may be a tensor that Python has just made of numbers.
+        is_new: whether it may be a tensor that Python has just created from numbers.
 
     Raises:
-        CannotReplay: they do not tell what it is in the next step.
+        CannotReplay: they do not determine the value in the next step.
     """
     if isinstance(first, Tensor) and isinstance(second, Tensor):
         name = name_first(first)
         if is_new and name is None and name_second(second) is None and _are_equal(first, second):
             return Copied(first)
         if name != name_second(second) or (name is None and first is not second):
-            raise CannotReplay(f"a tensor {tuple(first.shape)} that no op has made is another in each step")
+            raise CannotReplay(
+                f"a tensor of shape {tuple(first.shape)} from outside the captured ops changes in each step"
+            )
         return Constant(first) if name is None else Named(name)
     if isinstance(first, Past) and first == second:
         return Named(first.name)
@@ -143,7 +145,7 @@ def source_of(first: Any, second: Any, name_first: NameOf, name_second: NameOf, 
     if type(first) is int and type(second) is int and first != second:
         return Counted(first, second - first)
     if type(first) is not type(second) or first != second:
-        raise CannotReplay(f"an argument was {first!r}, and then {second!r}")
+        raise CannotReplay(f"an argument changed from {first!r} to {second!r}")
     return Constant(first)
 
 

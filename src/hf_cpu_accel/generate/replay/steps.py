@@ -1,4 +1,4 @@
-"""The model's decode steps: some are captured, and when two of them foretell a third the rest are replayed."""
+"""The decode steps of a model: some are captured, and once two of them predict a third, the rest are replayed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hf_cpu_accel.patching.hooks import (
     forward_hooks,
     has_foreign_hook,
     has_global_hooks,
-    own_forward,
+    instance_forward,
 )
 
 _CAPTURES = 3  # of which two are to foretell the third
@@ -31,12 +31,13 @@ _log = logging.getLogger(__name__)
 class DecodeSteps:
     """Calls of `model` with one new token of each sequence and the same cache.
 
-    The model's own code runs in the first of them. What it asks torch for is the same in all, but for the tokens, the positions and
-    where the cache has got to: so afterwards these ops alone are called, which takes a small model two thirds of the time.
+    The first calls run the model and capture the ops that it calls. These ops are the same in every step, except for the tokens,
+    the positions and the place in the cache. Later calls run the captured ops alone, which takes a small model two thirds of the
+    time.
 
-    The model is called again for some steps where a text reaches one of its `Limits`, weights were written to, or the cache is not
-    as the last step left it; and for good where hooks were registered, or it is called in another way. A module that is exchanged
-    while a text is generated counts from the next text on.
+    The model runs again for some steps where the text reaches one of its `Limits`, where weights change, or where the cache is not
+    as the last step left it. It runs for good where hooks are registered, or where the arguments of its call change. A module that
+    is exchanged during generation counts from the next text on.
 
     Args:
         length: of the text so far, its first new token among them.
@@ -61,7 +62,7 @@ class DecodeSteps:
         self._inputs: dict[str, Any] = {}  # what that was called with
 
     def __call__(self, inputs: Mapping[str, Any]) -> Any:
-        """`model(**inputs, return_dict=True)`; of replayed steps the logits alone are new in what it gives."""
+        """Return `model(**inputs, return_dict=True)`; replayed steps update only its logits."""
         length, self._length = self._length, self._length + 1
         if self._limit is not None and length >= self._limit - 1:
             self._begin_again()
@@ -69,7 +70,7 @@ class DecodeSteps:
                 self._limit = None
         elif self._program is not None:
             if not self._is_as_captured(inputs):
-                self._stop("hooks were registered, or it is called in another way")
+                self._stop("hooks were registered, or the arguments of its call changed")
             elif not self._is_tried and self._program.is_repeatable:
                 return self._try(self._program, inputs, length)
             elif (logits := self._program.run(inputs, length - self._first)) is not None:
@@ -79,7 +80,7 @@ class DecodeSteps:
                 self._restarts_left -= 1
                 self._begin_again()
             else:
-                self._stop("its steps become others again and again")
+                self._stop("its captured steps keep changing")
         elif self._captures_left:
             return self._captured(inputs, length)
         return self._model(**inputs, return_dict=True)
@@ -99,7 +100,7 @@ class DecodeSteps:
             try:
                 program = Program(first, second, self._layers)
                 if not program.is_of(third, 2):
-                    raise CannotReplay("two steps do not foretell the third")
+                    raise CannotReplay("two captured steps do not predict the third")
                 self._program, self._first, self._captures = program, length - 2, []
                 self._is_tried = False
             except CannotReplay as refusal:
@@ -108,17 +109,18 @@ class DecodeSteps:
         return outputs
 
     def _try(self, program: Program, inputs: Mapping[str, Any], length: int) -> Any:
-        """What the model gives; the program goes on if it gives the same, as it does not where code fills tensors past the ops."""
+        """Run the model and the program, and keep the program if both agree. They differ if code other than the captured ops
+        fills tensors."""
         logits = program.run(inputs, length - self._first, keeps=False)
         outputs = self._model(**inputs, return_dict=True)
         if logits is not None and torch.equal(logits, outputs.logits):
             self._is_tried = True
         else:
-            self._stop("its ops do not give what it gives")
+            self._stop("its replayed ops give a different result")
         return outputs
 
     def _is_as_captured(self, inputs: Mapping[str, Any]) -> bool:
-        """Whether the model would do as in the captured steps, as far as can be told without its code."""
+        """Return whether the model would act as in the captured steps, as far as its arguments and hooks show."""
         if self._handles != RemovableHandle.next_id:
             if _is_watched(self._model):
                 return False
@@ -137,12 +139,12 @@ class DecodeSteps:
         return True
 
     def _begin_again(self) -> None:
-        """Steps are captured anew, from a later one on."""
+        """Capture the steps again, from a later one on."""
         if self._program is not None or self._captures_left:
             self._program, self._captures, self._captures_left = None, [], _MOST_CAPTURES
 
     def _stop(self, reason: str) -> None:
-        """The model is called from now on."""
+        """Call the model from now on."""
         _log.debug("decode steps of %s are not replayed: %s", type(self._model).__name__, reason)
         self._program, self._captures, self._captures_left, self._limit = None, [], 0, None
 
@@ -154,9 +156,9 @@ def _can_be_captured(model: nn.Module, tokens: int | None) -> bool:
 
 
 def _is_compiled(module: nn.Module) -> bool:
-    """Whether the user had torch compile it, which is not to be traced anew below a mode."""
+    """Return whether the user compiled the module with torch, which must not be traced again below a mode."""
     return module._compiled_call_impl is not None or hasattr(
-        own_forward(module), "_torchdynamo_orig_callable"
+        instance_forward(module), "_torchdynamo_orig_callable"
     )
 
 

@@ -1,4 +1,4 @@
-"""Chains of convolutions as one: what the first makes, the second reads, in 8 bits where both can."""
+"""Joining chains of convolutions into one chain, with images in 8 bits between them where possible."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ Steps = list[Step]
 
 
 def join(chains: Sequence[Sequence[Step]]) -> Steps:
-    """The steps of all, each chain reading the last image of the one before.
+    """Return the steps of all chains as one chain; each chain reads the last image of the chain before.
 
-    Ranges stay where the image can be in bytes: it is not the last, and all that multiply it are int8 weights of windows or tiles.
+    A step keeps its range if its image can be in bytes: it is not the last image, and only int8 weights of windows or tiles read
+    it.
     """
     joined: Steps = []
     for chain in chains:
@@ -38,8 +39,13 @@ def join(chains: Sequence[Sequence[Step]]) -> Steps:
 
 
 def can_be_in_bytes(steps: Steps, *, last: bool) -> list[bool]:
-    """Of the image that each step makes, whether all that read it take bytes: a pooling does if what it makes may be in bytes.
-    last: whether the last one may."""
+    """Return, for the image of each step, whether all steps that read it accept bytes.
+
+    A pooling accepts bytes if its own image may be in bytes.
+
+    Args:
+        last: whether the last image may be in bytes.
+    """
     can = [True] * len(steps)
     can[-1] = last
     for number in reversed(range(len(steps))):
@@ -62,6 +68,6 @@ def _keeps_bytes(step: Step) -> bool:
 
 
 def multiplies_bytes(step: ConvolutionStep) -> bool:
-    """Whether its weight multiplies images in bytes as they are, or tiles of them."""
+    """Return whether the weight of `step` multiplies images, or tiles of images, in bytes."""
     weight = step.weight
     return weight.scale is not None and (is_of_windows(weight.data) or is_of_tiles(weight.data))

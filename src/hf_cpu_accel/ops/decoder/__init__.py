@@ -1,4 +1,4 @@
-"""`decoder_layers`: the op, the values that bind a layer to it, and its reference."""
+"""`decoder_layers`: the op, the classes that describe a layer, and the reference."""
 
 from hf_cpu_accel.ops.decoder import layers
 

@@ -1,6 +1,6 @@
-"""How a run of layers becomes the flat arguments of `decoder_layers`.
+"""Flattening of consecutive layers into the arguments of `decoder_layers`.
 
-The op is called once per token: what a call does not need to say again is said here, once.
+The op is called once per token, so arguments that do not change between calls are collected once.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ LAYER_NORMS = (
 HEAD_NORMS = ("query_norm", "key_norm", "value_norm", "attention_sub_norm")
 NORMS = (*LAYER_NORMS, "per_layer_post_norm", *HEAD_NORMS, "ffn_sub_norm")
 
-# One row of `layout` per layer, in this order (csrc/decoder/layout.h reads it). Packed weights and their scales are places in
-# `weights`, vectors the elements of `vectors` at which they begin; -1 for none. No cross-attention: 0 heads. No mixture: 0 experts;
-# up and down of a mixture are those of its shared expert.
+# The columns of `layout`, which has a row per layer (csrc/decoder/layout.h reads it). Packed weights and scales are indices of
+# `weights`, vectors are their first element in `vectors`, -1 for none. 0 cross_heads: no cross-attention. 0 experts: no mixture. up
+# and down of a mixture are those of its shared expert.
 LAYOUT = (
     *(f"{name}{part}" for name in PROJECTIONS for part in ("", "_scale", "_bias")),
     *(f"{name}{part}" for name in NORMS for part in ("_kind", "_weight", "_bias")),
@@ -56,7 +56,7 @@ LAYOUT = (
     *("per_layer_input", "per_layer_features", "per_layer_activation"),
     *RECURRENCE,
 )
-# The same for `scalars`. A softcap of 0 is none.
+# The columns of `scalars`. A softcap of 0 means none.
 SCALARS = (
     *(f"{name}_eps" for name in NORMS),
     *(
@@ -74,17 +74,18 @@ SCALARS = (
 
 @dataclass(frozen=True)
 class BoundLayers:
-    """A run of layers as the op takes it: made by `bind`.
+    """The arguments of the op for consecutive layers, from `bind`.
 
     Attributes:
         weights: the packed weights of all layers and their scales.
-        vectors: float32, everything else that they hold: the call takes a quarter of a microsecond per tensor.
-        layout: int64 [layers, len(LAYOUT)]; scalars: float64 [layers, len(SCALARS)].
-        features: C, of the hidden states.
-        cache_heads: per layer kv_heads, head_dim and value_dim of its keys and values.
+        vectors: float32, all biases and norm weights in one tensor, since passing a tensor takes a quarter of a microsecond.
+        layout: int64 [layers, len(LAYOUT)].
+        scalars: float64 [layers, len(SCALARS)].
+        features: C, the features of the hidden states.
+        cache_heads: (kv_heads, head_dim, value_dim) of the keys and values of each layer.
         crosses: whether the layers attend to an encoder's output.
-        rotary_tables: how many tables the layers use.
-        per_layer_inputs: how many of the layers take an input of their own.
+        rotary_tables: the number of tables that the layers use.
+        per_layer_inputs: the number of layers with a per-layer input.
     """
 
     weights: list[Tensor]
@@ -102,17 +103,19 @@ class BoundLayers:
 
 
 def bind(layers: Sequence[DecoderLayer]) -> BoundLayers:
-    """The arguments of `decoder_layers` for these layers, which follow one another.
+    """Collect the arguments of `decoder_layers` for consecutive layers.
 
     Raises:
-        ValueError: if a layer's parts do not fit one another, or the layers do not.
+        ValueError: the parts of a layer, or the layers, do not fit.
     """
     if not layers:
-        raise ValueError("layers=[]: at least one layer")
+        raise ValueError("layers=[]: at least one layer is required")
     features = layers[0].attention.qkv.weight.in_features
     crosses = layers[0].cross is not None
     if any((layer.cross is not None) != crosses for layer in layers):
-        raise ValueError("layers with and without cross-attention: bind them apart")
+        raise ValueError(
+            "layers with and without cross-attention cannot be bound together; bind them separately"
+        )
     builder = _Builder()
     for number, layer in enumerate(layers):
         try:
@@ -146,7 +149,7 @@ class _Builder:
         self.scalars: list[list[float]] = []
 
     def add_layer(self, layer: DecoderLayer) -> None:
-        attention, cross, recurrence, own = layer.attention, layer.cross, layer.recurrence, layer.per_layer
+        attention, cross, recurrence, extra = layer.attention, layer.cross, layer.recurrence, layer.per_layer
         mixture = layer.ffn if isinstance(layer.ffn, MixtureOfExperts) else None
         ffn = mixture.shared if mixture else layer.ffn
         assert not isinstance(ffn, MixtureOfExperts)
@@ -165,7 +168,7 @@ class _Builder:
                 else {}
             ),
             **({"cross_query": cross.query, "cross_output": cross.output} if cross else {}),
-            **({"per_layer_gate": own.gate, "per_layer_output": own.output} if own else {}),
+            **({"per_layer_gate": extra.gate, "per_layer_output": extra.output} if extra else {}),
             **{f"recurrence_{name}": getattr(recurrence, name, None) for name in RECURRENCE_PROJECTIONS},
         }
         integers = {
@@ -191,7 +194,7 @@ class _Builder:
             "gate_activation": GATES.index(attention.gate.activation if attention.gate else "none"),
             "shares_keys": int(attention.shares_keys),
             **self._mixture(mixture),
-            **self._per_layer(own),
+            **self._per_layer(extra),
             **(integers_of(recurrence, self._vector) if recurrence else dict.fromkeys(RECURRENCE, 0)),
         }
         floats = {
@@ -211,7 +214,7 @@ class _Builder:
             integers[f"{name}_bias"] = self._vector(projection.bias if projection else None)
         norms = {
             **{name: getattr(layer, name) for name in LAYER_NORMS},
-            "per_layer_post_norm": own.post_norm if own else None,
+            "per_layer_post_norm": extra.post_norm if extra else None,
             "query_norm": attention.query_norm,
             "key_norm": attention.key_norm,
             "value_norm": attention.value_norm,
@@ -236,15 +239,15 @@ class _Builder:
         self.layout.append([integers[name] for name in LAYOUT])
         self.scalars.append([floats[name] for name in SCALARS])
 
-    def _per_layer(self, own: PerLayerInput | None) -> dict[str, int]:
-        """Inputs are numbered in the order of the layers that take one."""
-        if own is None:
+    def _per_layer(self, extra: PerLayerInput | None) -> dict[str, int]:
+        """Return the integers of a per-layer input; inputs are numbered in the order of the layers that have one."""
+        if extra is None:
             return {"per_layer_input": -1, "per_layer_features": 0, "per_layer_activation": 0}
         self.per_layer_inputs += 1
         return {
             "per_layer_input": self.per_layer_inputs - 1,
-            "per_layer_features": own.gate.weight.out_features,
-            "per_layer_activation": list(ACTIVATIONS).index(own.activation),
+            "per_layer_features": extra.gate.weight.out_features,
+            "per_layer_activation": list(ACTIVATIONS).index(extra.activation),
         }
 
     def _mixture(self, mixture: MixtureOfExperts | None) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""Whether the parts of a decoder layer fit one another."""
+"""Checks that the parts of a decoder layer fit."""
 
 from __future__ import annotations
 
@@ -64,13 +64,13 @@ def _check_attention(attention: SelfAttention, features: int) -> None:
     if attention.gate is not None:
         _check_gate(attention.gate, attention)
     if attention.window is not None and attention.window < 1:
-        raise ValueError(f"window={attention.window}: at least 1, or None")
+        raise ValueError(f"window={attention.window}: must be at least 1, or None")
     if attention.softcap is not None and not attention.softcap > 0:
-        raise ValueError(f"softcap={attention.softcap}: more than 0, or None")
+        raise ValueError(f"softcap={attention.softcap}: must be positive, or None")
     if attention.rotary_dim % 2 or not 0 <= attention.rotary_dim <= head_dim or attention.rotary < 0:
         raise ValueError(
-            f"rotary_dim={attention.rotary_dim}, rotary={attention.rotary}: rotary_dim even and at most head_dim={head_dim}, "
-            "rotary the place of a table"
+            f"rotary_dim={attention.rotary_dim}, rotary={attention.rotary}: rotary_dim must be even and at most "
+            f"head_dim={head_dim}, and rotary the index of a table"
         )
     for name in ("sinks", "alibi"):
         vector = getattr(attention, name)
@@ -107,10 +107,10 @@ def _check_place(
         place.first + (attention.kv_heads - 1) * place.group_stride + (group - 1) * place.head_stride + width
     )
     if group > 1 and place.head_stride == 0:
-        raise ValueError(f"{name}={place}: head_stride must be given where {group} heads share a key")
+        raise ValueError(f"{name}={place}: head_stride is required where {group} heads share a key")
     if min(place.first, place.group_stride, place.head_stride) < 0 or end > attention.qkv.weight.out_features:
         raise ValueError(
-            f"{name}={place}: reaches from {place.first} to {end}, but qkv has {attention.qkv.weight.out_features} features"
+            f"{name}={place}: spans features {place.first} to {end}, but qkv has {attention.qkv.weight.out_features} features"
         )
 
 
@@ -125,7 +125,7 @@ def _check_heads(attention: SelfAttention | CrossAttention) -> None:
     if min(sizes.values()) < 1 or attention.heads % attention.kv_heads:
         raise ValueError(
             f"{', '.join(f'{name}={size}' for name, size in sizes.items())}: "
-            "all at least 1, and heads a multiple of kv_heads"
+            "all must be at least 1, and heads a multiple of kv_heads"
         )
 
 
@@ -152,7 +152,7 @@ def _check_mixture(mixture: MixtureOfExperts, features: int) -> None:
     mixture.experts.check()
     experts = mixture.experts.experts
     if mixture.experts.features != features:
-        raise ValueError(f"experts over {mixture.experts.features} features: must be {features}")
+        raise ValueError(f"experts of {mixture.experts.features} features: must be {features}")
     if not 1 <= mixture.top_k <= min(experts, MAX_TOP_K):
         raise ValueError(f"top_k={mixture.top_k}: must be 1 to {min(experts, MAX_TOP_K)}")
     if mixture.scoring not in SCORINGS:
@@ -162,7 +162,7 @@ def _check_mixture(mixture: MixtureOfExperts, features: int) -> None:
             f"choice_bias of shape {tuple(mixture.choice_bias.shape)}: must be ({experts},), one per expert"
         )
     if mixture.shared_gate and mixture.shared is None:
-        raise ValueError("shared_gate=True: there must be a shared expert")
+        raise ValueError("shared_gate=True: requires a shared expert")
     _check_projection("router", mixture.router, features, experts + mixture.shared_gate)
     if mixture.shared is not None:
         if mixture.shared.sub_norm is not None:

@@ -1,4 +1,4 @@
-"""How a layer with a recurrence in the place of attention is written down for `decoder_layers`."""
+"""The arguments of `decoder_layers` for a layer with a recurrence instead of attention."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ RECURRENCE = tuple(
 
 
 def integers_of(recurrence: Recurrence, vector: Callable[[Tensor | None], int]) -> dict[str, int]:
-    """What `RECURRENCE` has of it, but for its projections.
+    """Return the integers of `RECURRENCE` for a layer, except its projections.
 
     Args:
         vector: gives where a tensor begins in the op's vectors.
@@ -46,7 +46,7 @@ def integers_of(recurrence: Recurrence, vector: Callable[[Tensor | None], int]) 
 
 
 def projections_around(qkv: Projection, output: Projection) -> SelfAttention:
-    """What `DecoderLayer.attention` is in a layer with a recurrence."""
+    """Return `DecoderLayer.attention` for a layer with a recurrence."""
     place = Heads(0, 0)
     return SelfAttention(qkv, 1, 1, 1, output.weight.in_features, place, place, place, 1.0, output)
 
@@ -64,7 +64,9 @@ def check_recurrence(recurrence: Recurrence, features: int, columns: int) -> Non
         raise ValueError(f"op={recurrence.op!r} of recurrence: must be one of {', '.join(KINDS[1:])}")
     rest, channels = recurrence.rest, len(recurrence.conv_weight)
     if rest is not None and rest.weight.in_features != features:
-        raise ValueError(f"rest of recurrence takes {rest.weight.in_features} features: must be {features}")
+        raise ValueError(
+            f"rest of recurrence has {rest.weight.in_features} input features: must be {features}"
+        )
     given = recurrence.heads * recurrence.value_dim
     keys = 2 * recurrence.key_heads * recurrence.key_dim
     if recurrence.op in ("short_convolution", "selective_scan"):
@@ -73,18 +75,18 @@ def check_recurrence(recurrence: Recurrence, features: int, columns: int) -> Non
         _check_scan(recurrence, channels)
     if (given, given + keys) != (columns, channels):
         raise ValueError(
-            f"recurrence of {channels} channels gives {given} features beside {keys} of keys: "
-            f"the output projection takes {columns}"
+            f"recurrence of {channels} channels returns {given} features, with {keys} of keys: "
+            f"the output projection has {columns} input features"
         )
 
 
 def _check_scan(recurrence: Recurrence, channels: int) -> None:
     selected, steps = recurrence.selected, recurrence.steps
     if selected is None or steps is None or recurrence.rest is not None:
-        raise ValueError("a selective scan takes selected and steps, and no rest")
+        raise ValueError("a selective scan requires selected and steps, and rest=None")
     rank = selected.weight.out_features - 2 * recurrence.key_dim
     sizes = (selected.weight.in_features, steps.weight.in_features, steps.weight.out_features)
     if sizes != (channels, rank, channels) or rank < 1:
         raise ValueError(
-            f"selected and steps of a selective scan take and give {sizes} features: must be {(channels, rank, channels)}"
+            f"selected and steps of a selective scan have {sizes} features: must be {(channels, rank, channels)}"
         )

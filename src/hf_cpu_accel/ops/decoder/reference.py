@@ -227,7 +227,7 @@ SCHEMA = (
 
 @by_name(SCHEMA)
 def decoder_layers_reference(given: Any) -> Tensor:
-    """The op in plain torch."""
+    """Compute the op in PyTorch."""
     start, longest = given.start, max(given.past)
     x = given.hidden_states.float()
     padding = torch.zeros(x.shape[:2], dtype=torch.bool)

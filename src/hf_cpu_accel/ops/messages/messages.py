@@ -1,10 +1,10 @@
-"""Messages of more parts than a row of x, and several reductions of them in one pass over the edges.
+"""message_reduce: several reductions of messages in one pass over the edges. edge_messages: the messages themselves.
 
-    message(e) = x[col[e]] + target[i] + edge[order[e]]      for entry e of row i, through ReLU if wanted
+    message(e) = x[col[e]] + target[i] + edge[order[e]]      for entry e of row i, with an optional ReLU
 
-This is what the first linear layer of a network on cat(x_i, x_j, e_ij) amounts to once its weight is split in three: each part is
-multiplied per node (or edge), and nothing as large as edges x features is made. The graph is a CSR as in ops/sparse.py. Used for
-PNA (Corso et al. 2020, arXiv:2004.05718), GINE (Hu et al. 2020, arXiv:1905.12265), EdgeConv (Wang et al. 2019, arXiv:1801.07829).
+The first linear layer of a network on cat(x_i, x_j, e_ij) has this form once its weight is split in three: each part is multiplied
+per node or edge, and no tensor of edges x features is needed. The graph is a CSR as in ops/sparse.py. Used for PNA (Corso et al.
+2020, arXiv:2004.05718), GINE (Hu et al. 2020, arXiv:1905.12265) and EdgeConv (Wang et al. 2019, arXiv:1801.07829).
 """
 
 from __future__ import annotations
@@ -43,29 +43,31 @@ def message_reduce(
     relu: bool = False,
     transposed: Transposed | None = None,
 ) -> Tensor:
-    """The reductions of each row's messages, side by side; all from one read of the rows of x.
+    """Reduce the messages of each row, with all reductions from one read of x.
 
     Args:
         rowptr: [M + 1] int32.
-        col: [E] int32 below N; None where entry e has row e of x.
-        x: [N, K] float32 or bfloat16, in which case gradients are computed in float32. Other dtypes run in plain torch.
-        reduces: of "sum", "mean", "min", "max", "var" (of all the messages: divided by their number) and "std" (its root; 0 where
-            var is at most 1e-5, as in PyTorch Geometric). Rows without edges give 0.
-        target: [M, K] in the dtype of x.
-        edge: [E', K] in the dtype of x.
-        order: [E] int32 below E', each row at most once; None where entry e has row e of `edge`.
-        transposed: what `csr_transpose` gives, for the gradient; without it the backward pass computes it.
+        col: [E] int32 below N; None where entry e reads row e of x.
+        x: [N, K] float32 or bfloat16. Gradients are computed in float32. PyTorch computes other dtypes.
+        reduces: one or more of "sum", "mean", "min", "max", "var" (divided by the number of messages) and "std" (the root of var; 0
+            where var is at most 1e-5, as in PyTorch Geometric). Rows without edges give 0.
+        target: [M, K] in the dtype of x, or None.
+        edge: [E', K] in the dtype of x, or None.
+        order: [E] int32 below E', each row at most once; None where entry e reads row e of `edge`.
+        relu: apply a ReLU to each message.
+        transposed: from `csr_transpose`, for the gradient; without it the backward pass computes it.
 
     Returns:
-        [M, len(reduces) * K] contiguous, dtype of x. Extremes share their gradient evenly among ties.
+        [M, len(reduces) * K] contiguous, dtype of x: the reductions side by side. Min and max divide their gradient among ties.
 
     Raises:
         ValueError: an unknown reduction, or shapes that do not fit.
-        RuntimeError: rowptr, col or order that refer to what is not there.
+        TypeError: target or edge has another dtype than x.
+        RuntimeError: an index in rowptr, col or order is out of range, or an input has a forward-mode tangent.
     """
     unknown = [reduce for reduce in reduces if reduce not in AGGREGATES]
     if unknown or not reduces:
-        raise ValueError(f"reduces={list(reduces)!r}: accepted are one or more of {', '.join(AGGREGATES)}")
+        raise ValueError(f"reduces={list(reduces)!r}: expected one or more of {', '.join(AGGREGATES)}")
     _check(rowptr, x, target, edge)
     refuse_tangents("message_reduce", x, target, edge)
     if x.dtype not in KERNEL_DTYPES:
@@ -102,7 +104,7 @@ def edge_messages(
     relu: bool = False,
     transposed: Transposed | None = None,
 ) -> Tensor:
-    """[E, K]: the messages themselves, in the order of the entries; arguments and errors as of `message_reduce`.
+    """Return the messages [E, K] in the order of the entries, dtype of x; arguments and errors as in `message_reduce`.
 
     Entries of no row give 0.
     """

@@ -94,7 +94,7 @@ def _gradients(messages: Tensor, row: Tensor, relu: bool, table: Tensor, groups:
 
 @by_name(GRAD_EDGES)
 def message_grad_edges_reference(given: Any) -> tuple[Tensor, Tensor]:
-    """The op in plain torch."""
+    """Compute the op in PyTorch."""
     messages = _used_messages(given)
     row = row_of_edge(given.rowptr, len(messages))
     grads = _gradients(messages, row, given.relu, given.table, given.groups)
@@ -117,7 +117,7 @@ def message_grad_edges_reference(given: Any) -> tuple[Tensor, Tensor]:
 def message_grad_sources_reference(
     t_rowptr: Tensor, t_col: Tensor, x: Tensor, target: Tensor | None, relu: bool, table: Tensor, groups: str
 ) -> Tensor:
-    """The op in plain torch."""
+    """Compute the op in PyTorch."""
     edges = int(t_rowptr[-1])
     source, row = row_of_edge(t_rowptr, edges), t_col[:edges]
     messages = x.index_select(0, source)

@@ -1,4 +1,4 @@
-"""What layers with a recurrent state compute between their projections: one op for each kind of layer."""
+"""The ops of recurrent layers between their projections, one op for each kind of layer."""
 
 from hf_cpu_accel.ops.recurrent import (
     gated_delta_net,

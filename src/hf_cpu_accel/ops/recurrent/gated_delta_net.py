@@ -26,7 +26,7 @@ SCHEMA = (
 
 @by_name(SCHEMA)
 def gated_delta_net_reference(a: Any) -> Tensor:
-    """The op in plain torch.
+    """Compute the op in PyTorch.
 
     Args:
         query_key_value: [B, L, 2 * key_heads * D + heads * E], L at least 1, float32 or bfloat16.
@@ -34,8 +34,8 @@ def gated_delta_net_reference(a: Any) -> Tensor:
         decay, beta: [B, L, heads].
         conv_weight: [channels, 1, taps], conv_bias: [channels] or None, A_log and dt_bias: [heads], norm_weight: [E]; float32 or
             bfloat16.
-        conv_state: [B, channels, taps] float32 or bfloat16, the last of query_key_value; written in place.
-        state: [B, heads, D, E] float32, written in place. `heads / key_heads` heads in a row share a key.
+        conv_state: [B, channels, taps] float32 or bfloat16, the last inputs of the convolution; updated in place.
+        state: [B, heads, D, E] float32, updated in place. `heads / key_heads` consecutive heads share a key.
 
     Returns:
         [B, L, heads * E] contiguous, dtype of query_key_value.

@@ -1,5 +1,5 @@
-"""lstm_layer: all steps of a layer of a long short-term memory (Hochreiter & Schmidhuber 1997), with the projection of
-Sak et al. 2014 (arXiv:1402.1128) if it has one."""
+"""lstm_layer: all steps of an LSTM layer (Hochreiter & Schmidhuber 1997), with an optional projection (Sak et al. 2014,
+arXiv:1402.1128)."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ def lstm_layer(
     *,
     reverse: bool = False,
 ) -> Tensor:
-    """The hidden state of each step, and the last cell state in `cell`.
+    """Compute the hidden state of each step, and write the last cell state into `cell`.
 
     Args:
-        gates: float32 [L, B, 4 * C] contiguous, L at least 1: the input's products and both biases, gates in torch's order (input,
-            forget, cell, output).
-        weight: of `pack_linear`, [4 * C, P]: of the hidden state.
-        projection: [P, C], which makes the hidden state of what the gates give, or None: then P = C.
-        hidden: float32 [B, P] contiguous, before the first step.
-        cell: float32 [B, C] contiguous, before the first step; written.
-        reverse: from the last step to the first.
+        gates: float32 [L, B, 4 * C] contiguous, L at least 1: the products of the input plus both biases, in torch's order of gates
+            (input, forget, cell, output).
+        weight: from `pack_linear`, [4 * C, P]: the weight of the hidden state.
+        projection: from `pack_linear`, [P, C]: the projection of the hidden state; None for P = C.
+        hidden: float32 [B, P] contiguous, the hidden state before the first step.
+        cell: float32 [B, C] contiguous, the cell state before the first step; written in place.
+        reverse: run from the last step to the first.
 
     Returns:
         float32 [L, B, P] contiguous.
 
     Raises:
-        RuntimeError: if the shapes or dtypes do not fit.
+        RuntimeError: the shapes or dtypes do not fit.
     """
-    made: Tensor = torch.ops.hf_cpu_accel.lstm_layer(
+    output: Tensor = torch.ops.hf_cpu_accel.lstm_layer(
         gates,
         weight.data,
         weight.scale,
@@ -47,7 +47,7 @@ def lstm_layer(
         cell,
         reverse,
     )
-    return made
+    return output
 
 
 def lstm_layer_reference(
@@ -60,9 +60,9 @@ def lstm_layer_reference(
     cell: Tensor,
     reverse: bool,
 ) -> Tensor:
-    """The op in plain torch."""
+    """Compute the op in PyTorch."""
     outputs = hidden.shape[1]
-    made = torch.empty(*gates.shape[:2], outputs)
+    states = torch.empty(*gates.shape[:2], outputs)
     last = hidden
     steps = range(len(gates))
     for step in reversed(steps) if reverse else steps:
@@ -72,8 +72,8 @@ def lstm_layer_reference(
         last = torch.sigmoid(o) * torch.tanh(cell)
         if projection is not None:
             last = linear_reference(last, projection, projection_scale, None, None, outputs, "none")
-        made[step] = last
-    return made
+        states[step] = last
+    return states
 
 
 def lstm_layer_fake(gates: Tensor, weight: Tensor, *rest: Tensor) -> Tensor:

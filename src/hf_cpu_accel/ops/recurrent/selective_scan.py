@@ -1,6 +1,6 @@
 """causal_convolution and selective_scan: a Mamba mixer (Gu & Dao 2023, arXiv:2312.00752) between its projections.
 
-x = SiLU(conv(input)), of which projections make dt, B and C. Per channel, with a state S [state features] and dt = softplus(dt):
+x = SiLU(conv(input)), and projections of x are dt, B and C. Per channel, with a state S [state features] and dt = softplus(dt):
 
     S[t] = exp(-exp(A_log) dt) S[t-1] + dt x B,   y[t] = S[t] C + D x
     output = y * SiLU(gate)
@@ -28,7 +28,7 @@ SCAN = (
 
 @by_name(CONVOLUTION)
 def causal_convolution_reference(a: Any) -> Tensor:
-    """The op in plain torch.
+    """Compute the op in PyTorch.
 
     Args:
         input: [B, L, channels], float32 or bfloat16, L at least 1.
@@ -50,7 +50,7 @@ def causal_convolution_fake(input: Tensor, *_: object) -> Tensor:
 
 @by_name(SCAN)
 def selective_scan_reference(a: Any) -> Tensor:
-    """The op in plain torch.
+    """Compute the op in PyTorch.
 
     Args:
         x, dt, gate: [B, L, channels], L at least 1; B, C: [B, L, N]; float32 or bfloat16.

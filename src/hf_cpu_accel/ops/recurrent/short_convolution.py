@@ -1,6 +1,6 @@
-"""short_convolution: what LFM2's convolution layers compute between their two projections (Liquid AI 2025, arXiv:2511.23404).
+"""short_convolution: the convolution layers of LFM2 between their two projections (Liquid AI 2025, arXiv:2511.23404).
 
-output = C * conv(B * x) for the three parts B, C, x of the input, conv causal and channel by channel
+output = C * conv(B * x) for the three parts B, C, x of the input; conv is causal and depthwise
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from hf_cpu_accel.ops.registry import declare
 def short_convolution_reference(
     input: Tensor, conv_weight: Tensor, conv_bias: Tensor | None, conv_state: Tensor
 ) -> Tensor:
-    """The op in plain torch.
+    """Compute the op in PyTorch.
 
     Args:
         input: [B, L, 3 * C], L at least 1, float32 or bfloat16.
         conv_weight: [C, 1, taps], conv_bias: [C] or None; float32 or bfloat16.
-        conv_state: [B, C, taps] float32 or bfloat16, the last products B * x before the first token (zeros at the beginning);
-            afterwards those before the next.
+        conv_state: [B, C, taps] float32 or bfloat16, the last products B * x before the first token (initially zeros); updated in
+            place.
 
     Returns:
         [B, L, C] contiguous, dtype of the input.

@@ -3,7 +3,7 @@
 Per head, with a state S [head features, state features], dt = softplus(dt + dt_bias) within its bounds:
 
     S[t] = exp(-exp(A_log) dt) S[t-1] + dt x B^T,   y[t] = S[t] C + D x
-    output = y / sqrt(mean(y^2) + eps) * norm_weight, with SiLU(gate) multiplied in before the norm or behind
+    output = y / sqrt(mean(y^2) + eps) * norm_weight, multiplied by SiLU(gate) before or after the norm
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ SCHEMA = (
 
 @by_name(SCHEMA)
 def state_space_reference(a: Any) -> Tensor:
-    """The op in plain torch.
+    """Compute the op in PyTorch.
 
     Args:
         projected: [B, L, heads * P (the gate) + channels + heads (dt)], float32 or bfloat16, L at least 1. The channels are x
             [heads * P], B [groups * N] and C [groups * N].
         conv_weight: [channels, 1, taps], conv_bias: [channels] or None, A_log, D and dt_bias: [heads]; float32 or bfloat16.
-        norm_weight: [heads * P] float32 or bfloat16, or None: only gated.
-        norm_groups: in how many parts the norm is taken.
-        gate_first: whether the gate is multiplied in before the norm.
+        norm_weight: [heads * P] float32 or bfloat16, or None for no norm.
+        norm_groups: the number of equal parts that are normalized separately.
+        gate_first: whether the gate is applied before the norm.
         least_dt, most_dt: the bounds of dt, from 0 to infinity.
-        tokens: bool [B, L], False where what comes out of the convolution is 0, or None.
+        tokens: bool [B, L], False where the output of the convolution is set to 0, or None.
         conv_state: [B, channels, taps] float32 or bfloat16, the last inputs of the convolution; written in place.
         state: [B, heads, P, N] float32, written in place.
 

@@ -1,4 +1,4 @@
-"""What the references of recurrent layers have in common, in plain torch: causal convolutions over time and the gated norm."""
+"""Parts of the references of recurrent layers in PyTorch: causal convolutions over time and the gated norm."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from torch import Tensor
 
 
 def precision_of(tensor: Tensor) -> torch.dtype:
-    """float64 inputs are computed in float64, others in float32."""
+    """Return the dtype to compute in: float64 for float64 inputs, else float32."""
     return torch.float64 if tensor.dtype is torch.float64 else torch.float32
 
 
 def causal_convolution(input: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor) -> Tensor:
-    """y[t] = sum over k of weight[:, 0, k] input[t - taps + 1 + k] + bias, channel by channel.
+    """Compute y[t] = sum over k of weight[:, 0, k] input[t - taps + 1 + k] + bias, channel by channel.
 
     Args:
         input: [B, L, C].
-        weight: [C, 1, taps], as `torch.nn.Conv1d` has it.
+        weight: [C, 1, taps], as in `torch.nn.Conv1d`.
         bias: [C] or None.
-        state: [B, C, taps], the inputs before, of which the last ones are replaced by those of `input`.
+        state: [B, C, taps], the inputs before `input`; updated in place.
 
     Returns:
         [B, L, C]
@@ -37,12 +37,12 @@ def causal_convolution(input: Tensor, weight: Tensor, bias: Tensor | None, state
 def gated_norm(
     input: Tensor, gate: Tensor, weight: Tensor | None, eps: float, groups: int, *, gate_first: bool
 ) -> Tensor:
-    """x / sqrt(mean(x^2) + eps) * weight * SiLU(gate), the mean over each of `groups` equal parts of the last dimension.
+    """Compute x / sqrt(mean(x^2) + eps) * weight * SiLU(gate), with the mean over each of `groups` parts of the last dimension.
 
     Args:
         input, gate: [..., C].
         weight: [C], or None: no norm.
-        gate_first: whether x is input * SiLU(gate), and nothing is gated after the norm.
+        gate_first: whether x is input * SiLU(gate), without a gate after the norm.
     """
     gate = torch.nn.functional.silu(gate)
     if gate_first:

@@ -84,10 +84,15 @@ class Attended:
 
 def fuse_deformable_attention(context: Context) -> list[PlanItem]:
     """Have every such module, or function that a module calls, be one op."""
-    return fuse_each(context, STRUCTURE, _looked_at, lambda fused, path: ("deformable_attention", "float32"))
+    return fuse_each(
+        context,
+        STRUCTURE,
+        _match_deformable_attention,
+        lambda fused, path: ("deformable_attention", "float32"),
+    )
 
 
-def _looked_at(module: nn.Module, path: str, context: Context) -> nn.Module | Refusal | None:
+def _match_deformable_attention(module: nn.Module, path: str, context: Context) -> nn.Module | Refusal | None:
     """None if it is something else."""
     if isinstance(module, FusedModuleMixin):
         return None

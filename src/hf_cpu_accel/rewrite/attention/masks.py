@@ -100,7 +100,7 @@ def attention_mask(
     )
 
 
-def padding_of(mask: Tensor) -> Tensor | None:
+def batch_padding(mask: Tensor) -> Tensor | None:
     """bool [B, L] if `mask` was made here from nothing but the padding of the batch: False stands for no token.
 
     A mask of other origin never counts, even if it looks the same: keys that are hidden from all may still ask.

@@ -63,7 +63,7 @@ class AttentionRule:
     def match(self, module: nn.Module, path: str, context: Context) -> Match | None:
         if not dispatches(module):
             return None
-        return Match(module, path, _refusal(module, path, context))
+        return Match(module, path, _unsupported_reason(module, path, context))
 
     def apply(self, match: Match, context: Context) -> Outcome:
         from hf_cpu_accel.rewrite.attention.interface import register
@@ -71,7 +71,7 @@ class AttentionRule:
         config = vars(match.module).get("config")
         if config is not None and getattr(config, "_attn_implementation", None) == NATIVE_ATTENTION:
             return Outcome((_item(match.path),), ())
-        reason = match.found or (_verify(match.module) if context.config.verify else None)
+        reason = match.data or (_verify(match.module) if context.config.verify else None)
         if reason is not None:
             return Outcome((PlanItem.left(match.path, STRUCTURE, reason),), ())
         register()
@@ -118,15 +118,15 @@ def _compares(cls: type) -> bool:
     )
 
 
-def _refusal(module: nn.Module, path: str, context: Context) -> str | None:
+def _unsupported_reason(module: nn.Module, path: str, context: Context) -> str | None:
     config = vars(module).get("config")
     implementation = getattr(config, "_attn_implementation", None)
     if context.skipped(path):
         return "skip_modules"
     if implementation not in (STOCK_ATTENTION, NATIVE_ATTENTION):
-        return f"its attention implementation is {implementation!r}, only {STOCK_ATTENTION!r} is replaced"
+        return f"attn_implementation={implementation!r} is not supported, only {STOCK_ATTENTION!r}"
     if getattr(config, "output_attentions", False):
-        return "output_attentions=True asks for attention weights"
+        return "output_attentions=True needs attention weights"
     return None
 
 

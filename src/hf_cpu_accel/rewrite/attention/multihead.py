@@ -170,15 +170,15 @@ class PackedMultiheadAttention(FusedModuleMixin):
         parts = []
         if attn_mask is not None:
             shape = (1, 1) if attn_mask.dim() == 2 else (batch, heads)
-            parts.append(_seen(attn_mask, query.dtype).view(*shape, q_len, kv_len))
+            parts.append(_visible_keys(attn_mask, query.dtype).view(*shape, q_len, kv_len))
         if key_padding_mask is not None:
-            parts.append(_seen(key_padding_mask, query.dtype).view(batch, 1, 1, kv_len))
+            parts.append(_visible_keys(key_padding_mask, query.dtype).view(batch, 1, 1, kv_len))
         if len(parts) < 2:
             return parts[0] if parts else None
         one, other = parts
         if one.dtype is other.dtype is torch.bool:
             return one & other
-        return _added(one, query.dtype) + _added(other, query.dtype)
+        return _additive_mask(one, query.dtype) + _additive_mask(other, query.dtype)
 
     def unpack(self) -> Tensor:
         """The weight [3 * E, E]: the original where it is kept, else dequantized."""
@@ -229,17 +229,17 @@ def biases_of(bias: Tensor | None) -> tuple[Tensor | None, ...]:
 def _weights(query: Tensor, key: Tensor, mask: Tensor | None) -> Tensor:
     """softmax(query . key / sqrt(head_dim)) [B, heads, L, S]."""
     scores = (query * query.shape[-1] ** -0.5) @ key.transpose(-2, -1)
-    return (scores if mask is None else scores + _added(mask, scores.dtype)).softmax(dim=-1)
+    return (scores if mask is None else scores + _additive_mask(mask, scores.dtype)).softmax(dim=-1)
 
 
-def _seen(mask: Tensor, dtype: torch.dtype) -> Tensor:
+def _visible_keys(mask: Tensor, dtype: torch.dtype) -> Tensor:
     """torch's masks of this module are True for what is hidden."""
     if mask.dtype is torch.bool:
         return remember(mask, "seen", lambda: ~mask)
     return mask if mask.dtype is dtype else mask.to(dtype)
 
 
-def _added(mask: Tensor, dtype: torch.dtype) -> Tensor:
+def _additive_mask(mask: Tensor, dtype: torch.dtype) -> Tensor:
     if mask.dtype is not torch.bool:
         return mask
 

@@ -34,11 +34,11 @@ class MultiheadAttentionRule:
     def match(self, module: nn.Module, path: str, context: Context) -> Match | None:
         if type(module) is not nn.MultiheadAttention:
             return None
-        return Match(module, path, _refusal(module, path, context))
+        return Match(module, path, _unsupported_reason(module, path, context))
 
     def apply(self, match: Match, context: Context) -> Outcome:
         module: Any = match.module
-        path, reason = match.path, match.found
+        path, reason = match.path, match.data
         inside = tuple(module.modules())
         if reason is not None:
             return Outcome((PlanItem.left(path, STRUCTURE, reason),), inside)
@@ -60,21 +60,21 @@ class MultiheadAttentionRule:
         return Outcome((item,), inside)
 
 
-def _refusal(module: nn.MultiheadAttention, path: str, context: Context) -> str | None:
+def _unsupported_reason(module: nn.MultiheadAttention, path: str, context: Context) -> str | None:
     reason = refusal_to_swap(module, path, context)
     if reason is not None:
         return reason
     if not is_plain(module.out_proj):
-        return "its output projection has hooks, parametrizations or a forward of its own"
+        return "its output projection has hooks, parametrizations or a replaced forward"
     if module.in_proj_weight is None:
-        return "keys or values have a width of their own"
+        return "kdim or vdim differs from embed_dim"
     if module.bias_k is not None or module.add_zero_attn:
-        return "it adds keys of its own"
+        return "add_bias_kv or add_zero_attn is set"
     if module.embed_dim % PANEL_FEATURES:
-        return f"{module.embed_dim} features: only multiples of {PANEL_FEATURES} are packed side by side"
+        return f"embed_dim={module.embed_dim} is not supported, only multiples of {PANEL_FEATURES}"
     weights = (module.in_proj_weight, module.out_proj.weight)
     if any(map(is_stand_in, weights)):
-        return "its weights stand for others, which cannot be read"
+        return "its weights are tensor subclasses that cannot be read"
     if any(weight.dtype not in WEIGHT_DTYPES for weight in weights):
         return f"weights in {weights[0].dtype} are not supported, only float32 and bfloat16"
     if any(context.is_tied(weight) for weight in weights):

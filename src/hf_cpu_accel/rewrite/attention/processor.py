@@ -59,12 +59,12 @@ class OurAttention(AroundFunctions):
 
 
 def _answer(config: AttentionConfig, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    if func is functional.scaled_dot_product_attention and not _others_are_asked():
+    if func is functional.scaled_dot_product_attention and not _has_other_modes():
         return dot_product_attention(*args, **kwargs, config=config)
     return func(*args, **kwargs)
 
 
-def _others_are_asked() -> bool:
+def _has_other_modes() -> bool:
     """Whether modes of other libraries are on around ours, such as that of guidance which skips attention scores.
 
     torch asks the inner mode first, which is ours. A default device is a mode, too, and has no answer of its own.
@@ -149,10 +149,10 @@ class ProcessorAttentionRule:
     def match(self, module: nn.Module, path: str, context: Context) -> Match | None:
         if "diffusers" not in sys.modules or not _has_processor(module):
             return None
-        return Match(module, path, _refusal(module, path, context))
+        return Match(module, path, _unsupported_reason(module, path, context))
 
     def apply(self, match: Match, context: Context) -> Outcome:
-        reason = match.found or (_verify(match.module) if context.config.verify else None)
+        reason = match.data or (_verify(match.module) if context.config.verify else None)
         if reason is not None:
             return Outcome((PlanItem.left(match.path, STRUCTURE, reason),), ())
         rounded = context.dtypes_in(match.path, match.module) <= set(_ROUNDED)
@@ -170,7 +170,7 @@ def _has_processor(module: nn.Module) -> bool:
     return code is not None and "processor" in code.co_names and callable(getattr(module, "processor", None))
 
 
-def _refusal(module: nn.Module, path: str, context: Context) -> str | None:
+def _unsupported_reason(module: nn.Module, path: str, context: Context) -> str | None:
     if context.skipped(path):
         return "skip_modules"
     if not has_place(module):
@@ -178,7 +178,7 @@ def _refusal(module: nn.Module, path: str, context: Context) -> str | None:
     processor: Any = module.processor
     code = getattr(type(processor).__call__, "__code__", None)
     if code is None or not {_REPLACED, _DISPATCH} & set(code.co_names):
-        return f"its {type(processor).__name__} does not ask torch for attention"
+        return f"its {type(processor).__name__} does not call scaled_dot_product_attention"
     return None
 
 

@@ -73,7 +73,7 @@ class FusedSlidingWindowAttention(FusedModuleMixin):
     one_sided_attn_window_size: int
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        given = self._taken(args, kwargs)
+        given = self._supported_arguments(args, kwargs)
         if given is None:
             return self._original_class.forward(self, *args, **kwargs)
         states, *masks, has_global = given
@@ -81,9 +81,9 @@ class FusedSlidingWindowAttention(FusedModuleMixin):
         return (self._attended(states, *masks, has_global=has_global),)
 
     def reference_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reference | None:
-        return Reference(args, kwargs) if self._taken(args, kwargs) is not None else None
+        return Reference(args, kwargs) if self._supported_arguments(args, kwargs) is not None else None
 
-    def _taken(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any] | None:
+    def _supported_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any] | None:
         """The arguments in order; None for a call that is not fused."""
         named = dict(zip((*_ARGUMENTS, _WEIGHTS), args, strict=False)) | kwargs
         if self.is_watched or torch.compiler.is_compiling() or torch.jit.is_tracing():
@@ -126,10 +126,10 @@ class FusedSlidingWindowAttention(FusedModuleMixin):
 
 def fuse_sliding_windows(context: Context) -> list[PlanItem]:
     """Fuse all attention of this kind in the model. To be called when the linears are packed."""
-    return fuse_each(context, STRUCTURE, _looked_at, lambda fused, path: ("attention", "float32"))
+    return fuse_each(context, STRUCTURE, _match_sliding_window, lambda fused, path: ("attention", "float32"))
 
 
-def _looked_at(
+def _match_sliding_window(
     module: nn.Module, path: str, context: Context
 ) -> FusedSlidingWindowAttention | Refusal | None:
     """None if it is something else."""
@@ -143,7 +143,7 @@ def _looked_at(
     if reason is not None:
         return Refusal(reason)
     if not _computes_alike(module):
-        return Refusal("it computes something else than attention in a window and of global tokens")
+        return Refusal("it does not match sliding-window attention with global tokens")
     fused: FusedSlidingWindowAttention = fused_layer(FusedSlidingWindowAttention, module)
     return fused
 

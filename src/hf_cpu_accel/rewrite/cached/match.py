@@ -29,7 +29,7 @@ def fuse_cached_attention(context: Context) -> list[PlanItem]:
     def look(module: nn.Module, path: str, context: Context) -> CachedAttention | Refusal | None:
         if any(path.startswith(f"{name}.") for name in fused):
             return None
-        return _looked_at(module, path, context)
+        return _match_cached_attention(module, path, context)
 
     def op_and_dtype(fused: CachedAttention, path: str) -> tuple[str, str]:
         return "attention", context.dtype_names(path, fused)
@@ -43,17 +43,19 @@ def fuse_cached_layers(context: Context) -> list[PlanItem]:
     return fuse_mixer_layers(context, CachedAttention, "cached layer", lambda _: "attention")
 
 
-def _looked_at(module: nn.Module, path: str, context: Context) -> CachedAttention | Refusal | None:
+def _match_cached_attention(
+    module: nn.Module, path: str, context: Context
+) -> CachedAttention | Refusal | None:
     possible = list(candidates(module))
     if not possible or isinstance(module, FusedModuleMixin) or not takes_cache(parameters_of(module.forward)):
         return None
     reason = refusal_to_fuse(module, path, context) or (PERMUTED if is_permuted(module) else None)
     if reason is not None:
         return Refusal(reason)
-    return verified(module, [partial(_fused, parts=parts) for parts in possible])
+    return verified(module, [partial(_build_cached_attention, parts=parts) for parts in possible])
 
 
-def _fused(module: nn.Module, parts: CachedParts) -> CachedAttention:
+def _build_cached_attention(module: nn.Module, parts: CachedParts) -> CachedAttention:
     names = tuple(parameters_of(module.forward))
     fused: Any = fused_layer(CachedAttention, module, _parts=parts, _names=names, _projections=None)
     assert isinstance(fused, CachedAttention)

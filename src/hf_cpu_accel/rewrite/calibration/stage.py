@@ -18,7 +18,7 @@ from hf_cpu_accel.packing.second_order import DAMPING, InputMoments, pack_rounde
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.calibration.walk import Compute, walk
 from hf_cpu_accel.rewrite.core.calibration import Example, call, fitting
-from hf_cpu_accel.rewrite.core.context import Context, refusal
+from hf_cpu_accel.rewrite.core.context import Context, linear_refusal
 from hf_cpu_accel.rewrite.linear.transposed import as_linear
 from hf_cpu_accel.tolerance import PACKED
 
@@ -104,19 +104,21 @@ class _Rounding:
     def note(self) -> str:
         """What was done, for the plan."""
         kept, reached = self._context.calibrated, len(self._context.calibrated)
-        note = f"calibrated on {self._rows} rows: {reached} of {len(self._linears)} linears in four bits"
+        note = f"calibrated on {self._rows} rows: {reached} of {len(self._linears)} int4 linears"
         missed = [linear for linear in self._linears.values() if kept.of([linear.weight]) is None]
         if missed:
             paths = [path for path, module in self._context.modules if self._linears.get(module) in missed]
             more = f" and {len(paths) - 3} more" if len(paths) > 3 else ""
-            note += f"; no example reached {', '.join(paths[:3])}{more}, which are rounded without"
+            note += (
+                f"; no example reached {', '.join(paths[:3])}{more}: these are rounded without calibration"
+            )
         return note
 
 
 def _target(path: str, module: nn.Module, context: Context) -> nn.Linear | None:
     """`module` as a linear, if that is to be packed in four bits."""
     linear = module if isinstance(module, nn.Linear) else as_linear(module)
-    if linear is None or refusal(linear, path, context) is not None:
+    if linear is None or linear_refusal(linear, path, context) is not None:
         return None
     return linear if context.weight_dtype(path, [linear]) == "int4" else None
 

@@ -15,12 +15,17 @@ from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.convolution.deferred import DeferringConvolution, OwnWeight
 from hf_cpu_accel.rewrite.convolution.epilogue import NORMALIZED, PLAIN, Epilogue
 from hf_cpu_accel.rewrite.convolution.folded_norm import norm_item, swap_norm, waits
-from hf_cpu_accel.rewrite.convolution.geometry import Convolution, is_convolution, joins_chain, padding_of
+from hf_cpu_accel.rewrite.convolution.geometry import (
+    Convolution,
+    is_convolution,
+    joins_chain,
+    symmetric_padding,
+)
 from hf_cpu_accel.rewrite.convolution.sound import follows_sound, gives_sound, is_of_sound, rows_of_channels
 from hf_cpu_accel.rewrite.core.context import MIN_OUT_FEATURES, WEIGHT_DTYPES, Context
 from hf_cpu_accel.rewrite.core.norm_fold import Fold
 from hf_cpu_accel.rewrite.core.packed_module import check_inference
-from hf_cpu_accel.rewrite.core.packed_source import taken, was_packed
+from hf_cpu_accel.rewrite.core.packed_source import saved_weight, was_packed
 from hf_cpu_accel.rewrite.core.rule import Match, Outcome
 from hf_cpu_accel.rewrite.core.verify import disagreement
 from hf_cpu_accel.rewrite.linear.layer import PackedLinear
@@ -29,8 +34,8 @@ from hf_cpu_accel.rewrite.linear.projection_group import ProjectionGroup
 from hf_cpu_accel.runtime import hardware
 
 PATCHES = "patches as linear"
-PIXELS = "pixels as linear"
-OVER_TIME = "convolution over time as linear"
+PIXELS = "pointwise convolution as linear"
+OVER_TIME = "conv1d as linear"
 
 
 class LinearConvolution(DeferringConvolution, PackedLinear):
@@ -54,7 +59,7 @@ class LinearConvolution(DeferringConvolution, PackedLinear):
     ) -> None:
         weight, bias = original.weight.detach(), original._parameters["bias"]
         rows = weight.flatten(1) if weight.dim() > 3 else weight.transpose(1, 2).flatten(1)
-        saved = taken(weight)
+        saved = saved_weight(weight)
         if saved is None:
             folded, lost = (rows, None) if fold is None else (fold.weight(rows), fold.lost(rows))
             packed = pack_linear(folded, dtype, int4_group=int4_group)
@@ -72,7 +77,7 @@ class LinearConvolution(DeferringConvolution, PackedLinear):
         self.kernel_size, self.stride = original.kernel_size, original.stride
         self.dilation, self.groups = original.dilation, original.groups
         self.padding_mode = original.padding_mode
-        padding = padding_of(original)
+        padding = symmetric_padding(original)
         assert padding is not None
         self.padding = padding
         self._sums_taps = gives_sound(original) and original.stride == (1,) and packed.dtype == "float32"
@@ -171,11 +176,11 @@ class LinearConvolution(DeferringConvolution, PackedLinear):
             for size, kernel, margin in zip(sizes, self.kernel_size, self.padding, strict=True)
         ):
             raise RuntimeError(
-                f"input of shape {tuple(input.shape)}: this convolution takes [batch, {self.in_channels}, ...] with at least "
-                f"{self.kernel_size} numbers per channel, zeros of {self.padding} on either side included"
+                f"input of shape {tuple(input.shape)} is not supported: expected [batch, {self.in_channels}, ...] with at least "
+                f"{self.kernel_size} values per channel, including padding={self.padding} on each side"
             )
         if input.dtype not in WEIGHT_DTYPES:
-            raise RuntimeError(f"input in {input.dtype}: accepted are {WEIGHT_DTYPES}")
+            raise RuntimeError(f"input dtype {input.dtype} is not supported: use one of {WEIGHT_DTYPES}")
 
     @property
     def weight_shape(self) -> tuple[int, ...]:
@@ -251,11 +256,11 @@ class ConvolutionLinearRule:
                 theirs = (module(input) if after is None else after.norm(module(input))).movedim(1, -1)
             reason = disagreement(ours, theirs, dtype, module.weight.dtype)
             if reason is not None:
-                return Outcome((PlanItem.left(match.path, match.found, reason),), (module,))
+                return Outcome((PlanItem.left(match.path, match.data, reason),), (module,))
         fused.waits = waits(module, context)
         swap_module(context.journal, context.slots[id(module)], fused)
         release(module, fused, context)
-        item = packed_item(match.path, match.found, "linear", fused)
+        item = packed_item(match.path, match.data, "linear", fused)
         if after is None:
             return Outcome((item,), (module,))
         swap_norm(after, context)
@@ -265,7 +270,7 @@ class ConvolutionLinearRule:
 def _cuts_patches(module: nn.Module) -> bool:
     assert isinstance(module, nn.Conv2d | nn.Conv3d)
     cuts = _is_pointwise(module) or (module.kernel_size == module.stride and _is_dense(module))
-    return cuts and padding_of(module) == (0,) * len(module.kernel_size)
+    return cuts and symmetric_padding(module) == (0,) * len(module.kernel_size)
 
 
 def _is_pointwise(module: nn.Module) -> bool:
@@ -278,7 +283,7 @@ def _is_over_time(module: nn.Conv1d) -> bool:
     # With few channels there is little to multiply, and what stands around it wants them first; but the sound itself has one, and
     # oneDNN takes ten times as long to read it. What gives sound reads channels as those before it leave them.
     enough = module.in_channels >= MIN_OUT_FEATURES or is_of_sound(module)
-    return enough and padding_of(module) is not None and _is_dense(module)
+    return enough and symmetric_padding(module) is not None and _is_dense(module)
 
 
 def _gains_over_time(dtype: str) -> bool:
@@ -292,7 +297,7 @@ def _is_dense(module: Convolution) -> bool:
 
 def _weight_dtype(module: Convolution, match: Match, context: Context) -> str:
     """As that of a linear; but patches of the image itself, and those that are cut once, are not rounded to integers."""
-    if match.found == OVER_TIME and module.in_channels >= MIN_OUT_FEATURES and not gives_sound(module):
+    if match.data == OVER_TIME and module.in_channels >= MIN_OUT_FEATURES and not gives_sound(module):
         return context.dtype_at(match.path)
     alike = nn.Linear(module.weight[0].numel(), MIN_OUT_FEATURES, device="meta")
     dtype = context.weight_dtype(match.path, [alike])

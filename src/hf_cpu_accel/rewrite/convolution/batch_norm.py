@@ -67,7 +67,7 @@ class BatchNormRule:
     def apply(self, match: Match, context: Context) -> Outcome:
         items: list[PlanItem] = []
         handled: list[nn.Module] = []
-        for path, convolution, after in match.found:
+        for path, convolution, after in match.data:
             context.norms_after[id(convolution)] = after
             for rule in self.rules:
                 single = rule.match(convolution, path, context)

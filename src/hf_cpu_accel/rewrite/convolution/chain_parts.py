@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hf_cpu_accel.patching.hooks import own_forward
+from hf_cpu_accel.patching.hooks import instance_forward
 from hf_cpu_accel.rewrite.convolution.deferred import DeferringConvolution
 
 
@@ -28,7 +28,7 @@ def is_of_images(module: nn.Module) -> bool:
 
 def is_pooling(module: nn.Module) -> bool:
     """Whether that is a pooling as the op has it, whose forward was not replaced."""
-    if own_forward(module) is not None:
+    if instance_forward(module) is not None:
         return False
     if type(module) is nn.AvgPool2d:
         return not module.ceil_mode and module.divisor_override is None
@@ -42,7 +42,7 @@ def is_norm(module: nn.Module) -> bool:
     cls: Any = type(module)
     if not isinstance(module, nn.BatchNorm2d) or cls.forward is not nn.BatchNorm2d.forward:
         return False
-    return not module.training and module.running_mean is not None and own_forward(module) is None
+    return not module.training and module.running_mean is not None and instance_forward(module) is None
 
 
 def gain_and_shift(norm: Any) -> tuple[Tensor, Tensor]:

@@ -25,10 +25,10 @@ class Images(Protocol):
     def number(self, image: Tensor) -> int | None:
         """Which image that is."""
 
-    def copied(self, image: Tensor, source: int) -> None:
+    def add_copy(self, image: Tensor, source: int) -> None:
         """Note that `image` is image `source` once more."""
 
-    def made(self, output: Tensor | None, link: AnyLink) -> Any:
+    def add_link(self, output: Tensor | None, link: AnyLink) -> Any:
         """Note the image that a link makes."""
 
 
@@ -66,7 +66,7 @@ class ChannelMoves:
         first, channels = numbers[0], parts[0].shape[1]
         assert first is not None
         if len(parts) == 1:  # of a list that is to grow
-            images.copied(output, first)
+            images.add_copy(output, first)
         for part, number in zip(parts[1:], numbers[1:], strict=True):
             channels += part.shape[1]
             link = ChannelsLink(first, number, tuple(range(channels)))
@@ -75,7 +75,7 @@ class ChannelMoves:
             if link in images.links and not is_whole:
                 first = images.links.index(link) + 1
                 continue
-            images.made(output if is_whole else None, link)
+            images.add_link(output if is_whole else None, link)
             first = len(images.links)
 
     def _split(self, images: Images, image: Tensor, dimension: int, parts: Sequence[Tensor]) -> None:
@@ -137,7 +137,7 @@ def _move(images: Images, source: int, numbers: Sequence[int], output: Tensor) -
     if isinstance(before, ChannelsLink):
         source, residual = before.source, before.residual
         numbers = [before.numbers[number] for number in numbers]
-    images.made(output, ChannelsLink(source, residual, tuple(numbers)))
+    images.add_link(output, ChannelsLink(source, residual, tuple(numbers)))
 
 
 def _dimension(args: tuple[Any, ...], kwargs: dict[str, Any], default: int) -> int:

@@ -24,7 +24,7 @@ from hf_cpu_accel.rewrite.core.packed_module import PackedModule
 from hf_cpu_accel.rewrite.core.packed_source import source
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d)
-_KEPT = "the convolution keeps what its weight is made of, and computes with packed values"
+_KEPT = "the convolution runs on packed values of its weight; these parameters are kept for state_dict()"
 
 
 def with_computed_weight(module: nn.Module, path: str, context: Context) -> nn.Module:

@@ -19,7 +19,7 @@ from torch.func import functional_call
 from hf_cpu_accel.lazy.lazy_tensor import ordinary
 from hf_cpu_accel.packing.linear import QUANTIZED
 from hf_cpu_accel.patching.fused_module import FusedModuleMixin, Reference, fused_layer
-from hf_cpu_accel.patching.hooks import own_forward
+from hf_cpu_accel.patching.hooks import instance_forward
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.providers.route import Route
 from hf_cpu_accel.rewrite.core.activations import identify
@@ -108,7 +108,7 @@ class FusedConvolutionBlock(FusedModuleMixin):
 
 def fuse_convolution_blocks(context: Context) -> list[PlanItem]:
     """Fuse every block of the model. To be called when linears and convolutions are packed."""
-    return fuse_each(context, STRUCTURE, _looked_at, lambda fused, _: ("ffn", _down(fused).packed_dtype))
+    return fuse_each(context, STRUCTURE, _match_block, lambda fused, _: ("ffn", _down(fused).packed_dtype))
 
 
 def _down(fused: FusedConvolutionBlock) -> PackedLinear:
@@ -117,14 +117,14 @@ def _down(fused: FusedConvolutionBlock) -> PackedLinear:
     return down
 
 
-def _looked_at(layer: nn.Module, path: str, context: Context) -> FusedConvolutionBlock | Refusal | None:
+def _match_block(layer: nn.Module, path: str, context: Context) -> FusedConvolutionBlock | Refusal | None:
     """The block with the fused forward, if that does what the block does; None if it holds something else."""
     block = _guess(layer)
     if block is None:
         return None
     reason = refusal_to_swap(layer, path, context)
-    if reason is None and any(own_forward(part) is not None for part in layer.modules()):
-        reason = "the forward of a module in it was replaced"
+    if reason is None and any(instance_forward(part) is not None for part in layer.modules()):
+        reason = "a module in it has a replaced forward"
     if reason is not None:
         return Refusal(reason)
     fuse: Callable[..., FusedConvolutionBlock] = partial(
@@ -186,7 +186,7 @@ def _disagreement(fused: nn.Module, shadow: Shadow, block: BlockParts) -> Refusa
         row_error(_added(ours, image), _added(theirs, image)),
         CONVOLUTION_BLOCK.of(down.weight_dtype),
     )
-    return None if error <= allowed else Refusal("it computes something else than its parts suggest")
+    return None if error <= allowed else Refusal("the fused block computes a different result")
 
 
 def _added(output: Any, image: Tensor) -> Tensor | None:

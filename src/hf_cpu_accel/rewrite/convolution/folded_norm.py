@@ -11,7 +11,7 @@ from torch.func import functional_call
 
 from hf_cpu_accel.lazy.lazy_tensor import LazyTensor
 from hf_cpu_accel.patching.fused_module import FusedModuleMixin, fused_layer, names_taken
-from hf_cpu_accel.patching.plain_values import is_plain
+from hf_cpu_accel.patching.plain_values import is_plain_value
 from hf_cpu_accel.patching.replacement import refuse_other
 from hf_cpu_accel.patching.restore import swap_module
 from hf_cpu_accel.plan import PlanItem
@@ -45,7 +45,7 @@ class FoldedNorm(FusedModuleMixin):
         Raises:
             RuntimeError: one is to be something else.
         """
-        if name != "training" and not name.startswith("_") and is_plain(vars(self).get(name)):
+        if name != "training" and not name.startswith("_") and is_plain_value(vars(self).get(name)):
             refuse_other(vars(self), name, value)
         super().__setattr__(name, value)
 

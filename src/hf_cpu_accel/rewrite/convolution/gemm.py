@@ -25,11 +25,11 @@ from hf_cpu_accel.providers.convolution import (
 )
 from hf_cpu_accel.rewrite.convolution.deferred import OwnWeight
 from hf_cpu_accel.rewrite.convolution.epilogue import Epilogue
-from hf_cpu_accel.rewrite.convolution.geometry import is_convolution, padding_of
-from hf_cpu_accel.rewrite.convolution.layer import PackedConvolution, put_in_place, refusal
+from hf_cpu_accel.rewrite.convolution.geometry import is_convolution, symmetric_padding
+from hf_cpu_accel.rewrite.convolution.layer import PackedConvolution, convolution_refusal, put_in_place
 from hf_cpu_accel.rewrite.core.context import MAX_INTEGER_FEATURES, Context
 from hf_cpu_accel.rewrite.core.norm_fold import Fold
-from hf_cpu_accel.rewrite.core.packed_source import source_of, taken
+from hf_cpu_accel.rewrite.core.packed_source import saved_weight, source_of
 from hf_cpu_accel.rewrite.core.rule import Match, Outcome
 from hf_cpu_accel.runtime import hardware
 
@@ -53,7 +53,7 @@ class GemmConvolution(PackedConvolution):
         folded = None if scaled else fold
         tiled = _takes_tiles(original, dtype)
         self.is_exact = folded is None and not tiled
-        saved = taken(weight)
+        saved = saved_weight(weight)
         if saved is not None:
             self._lost, self.packed = saved.lost, saved.packed
         else:
@@ -125,12 +125,16 @@ class GemmConvolutionRule:
         if not is_convolution(module, nn.Conv2d) or module.groups != 1:
             return None
         dtype = _weight_dtype(module, path, context)
-        return Match(module, path, dtype) if dtype and refusal(module, path, context) is None else None
+        return (
+            Match(module, path, dtype)
+            if dtype and convolution_refusal(module, path, context) is None
+            else None
+        )
 
     def apply(self, match: Match, context: Context) -> Outcome:
         module = match.module
         assert isinstance(module, nn.Conv2d)
-        packed = GemmConvolution(module, match.found, context.fold_after(module))
+        packed = GemmConvolution(module, match.data, context.fold_after(module))
         return put_in_place(match, packed, "conv2d", "ours", context)
 
 
@@ -170,4 +174,4 @@ def _cuts_patches(module: nn.Conv2d) -> bool:
     """Whether each pixel belongs to one patch: a copy of the whole image in another order, where nothing is gathered while
     packing."""
     dense = all(step == 1 for step in module.dilation)
-    return module.kernel_size == module.stride and dense and padding_of(module) == (0, 0)
+    return module.kernel_size == module.stride and dense and symmetric_padding(module) == (0, 0)

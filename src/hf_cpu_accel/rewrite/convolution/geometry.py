@@ -23,7 +23,7 @@ def is_convolution(module: nn.Module, kind: type[C]) -> TypeGuard[C]:
     )
 
 
-def padding_of(module: Convolution) -> tuple[int, ...] | None:
+def symmetric_padding(module: Convolution) -> tuple[int, ...] | None:
     """Zeros on either side of each dimension; None if there is one more on one side ("same" around an even kernel)."""
     if not isinstance(module.padding, str):
         return tuple(module.padding)

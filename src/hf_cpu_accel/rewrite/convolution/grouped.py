@@ -26,7 +26,7 @@ from hf_cpu_accel.rewrite.core.rule import Match, Outcome
 from hf_cpu_accel.rewrite.core.verify import disagreement
 from hf_cpu_accel.runtime.tracing import is_tracing
 
-STRUCTURE = "grouped convolution over time"
+STRUCTURE = "grouped conv1d"
 # A group of fewer channels, or of a shorter kernel, gives a linear too little to do.
 MIN_CHANNELS, MIN_FEATURES = 16, 128
 
@@ -98,7 +98,7 @@ class GroupedConvolutionRule:
         return Match(module, path, "int8" if dtype == "int4" else dtype)
 
     def apply(self, match: Match, context: Context) -> Outcome:
-        module, dtype = match.module, match.found
+        module, dtype = match.module, match.data
         assert isinstance(module, nn.Conv1d)
         rows = module.weight.detach().transpose(1, 2).flatten(1).chunk(module.groups)
         packed = [pack_linear(group, dtype) for group in rows]

@@ -31,7 +31,7 @@ from hf_cpu_accel.providers.convolution import (
 from hf_cpu_accel.rewrite.convolution.deferred import DeferringConvolution
 from hf_cpu_accel.rewrite.convolution.epilogue import PLAIN, Epilogue
 from hf_cpu_accel.rewrite.convolution.folded_norm import waits
-from hf_cpu_accel.rewrite.convolution.geometry import is_convolution, padding_of
+from hf_cpu_accel.rewrite.convolution.geometry import is_convolution, symmetric_padding
 from hf_cpu_accel.rewrite.convolution.layer import put_alone
 from hf_cpu_accel.rewrite.convolution.sound import is_repeated
 from hf_cpu_accel.rewrite.core.context import (
@@ -42,11 +42,11 @@ from hf_cpu_accel.rewrite.core.context import (
     refusal_to_swap,
 )
 from hf_cpu_accel.rewrite.core.packed_module import PackedModule, check_inference
-from hf_cpu_accel.rewrite.core.packed_source import source_of, taken
+from hf_cpu_accel.rewrite.core.packed_source import saved_weight, source_of
 from hf_cpu_accel.rewrite.core.rule import Match, Outcome
 from hf_cpu_accel.runtime import hardware
 
-STRUCTURE = "convolution over time"
+STRUCTURE = "conv1d"
 # Of which oneDNN's layouts are near enough to one another.
 _FEW_CHANNELS = 64
 
@@ -64,14 +64,14 @@ class ConvolutionOverTime(DeferringConvolution, PackedModule):
 
     def __init__(self, original: nn.Conv1d, dtype: str) -> None:
         super().__init__(original)
-        padding = padding_of(original)
+        padding = symmetric_padding(original)
         assert padding is not None
         self.in_channels, self.out_channels = original.in_channels, original.out_channels
         self.kernel_size, self.stride = original.kernel_size, original.stride
         self.padding, self.dilation = padding, original.dilation
         self.groups, self.padding_mode = original.groups, original.padding_mode
         weight = original.weight.detach()[:, :, None]
-        saved = taken(original.weight.detach())
+        saved = saved_weight(original.weight.detach())
         if _is_by_library(original, dtype):
             plain = weight.float() if saved is None else saved.packed.data
             self.packed = prepack(plain, self._geometry)
@@ -89,11 +89,11 @@ class ConvolutionOverTime(DeferringConvolution, PackedModule):
         fits = input.dim() in (2, 3) and input.shape[-2] == self.in_channels
         if not fits or input.shape[-1] + 2 * self.padding[0] < reach:
             raise RuntimeError(
-                f"input of shape {tuple(input.shape)}: this convolution takes [batch, {self.in_channels}, ...] with at least "
-                f"{reach} numbers per channel, zeros of {self.padding} on either side included"
+                f"input of shape {tuple(input.shape)} is not supported: expected [batch, {self.in_channels}, ...] with at least "
+                f"{reach} values per channel, including padding={self.padding} on each side"
             )
         if input.dtype not in WEIGHT_DTYPES:
-            raise RuntimeError(f"input in {input.dtype}: accepted are {WEIGHT_DTYPES}")
+            raise RuntimeError(f"input dtype {input.dtype} is not supported: use one of {WEIGHT_DTYPES}")
         return self.run(input) if input.dim() == 3 else self.compute(input[None], PLAIN)[0]
 
     def compute(self, input: Tensor, epilogue: Epilogue) -> Tensor:
@@ -180,7 +180,9 @@ class ConvolutionOverTimeRule:
     def match(self, module: nn.Module, path: str, context: Context) -> Match | None:
         if not is_convolution(module, nn.Conv1d) or module.kernel_size == (1,):
             return None
-        usual = module.groups == 1 and module.padding_mode == "zeros" and padding_of(module) is not None
+        usual = (
+            module.groups == 1 and module.padding_mode == "zeros" and symmetric_padding(module) is not None
+        )
         enough = min(module.in_channels, module.out_channels) >= MIN_OUT_FEATURES
         if not (usual and enough and module.weight.dtype in WEIGHT_DTYPES):
             return None
@@ -190,7 +192,7 @@ class ConvolutionOverTimeRule:
         return Match(module, path, dtype)
 
     def apply(self, match: Match, context: Context) -> Outcome:
-        module, dtype = match.module, match.found
+        module, dtype = match.module, match.data
         assert isinstance(module, nn.Conv1d)
         packed = ConvolutionOverTime(module, dtype)
         packed.waits = waits(module, context)

@@ -17,7 +17,7 @@ from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.convolution.deferred import DeferringConvolution
 from hf_cpu_accel.rewrite.convolution.epilogue import NORMALIZED, PLAIN
 from hf_cpu_accel.rewrite.convolution.folded_norm import norm_item, swap_norm, waits
-from hf_cpu_accel.rewrite.convolution.geometry import padding_of
+from hf_cpu_accel.rewrite.convolution.geometry import symmetric_padding
 from hf_cpu_accel.rewrite.core.context import WEIGHT_DTYPES, Context, refusal_to_swap
 from hf_cpu_accel.rewrite.core.norm_fold import Fold
 from hf_cpu_accel.rewrite.core.packed_module import PackedModule, check_inference
@@ -36,7 +36,7 @@ class PackedConvolution(DeferringConvolution, PackedModule):
 
     def __init__(self, original: nn.Conv2d, fold: Fold | None) -> None:
         super().__init__(original)
-        padding = padding_of(original)
+        padding = symmetric_padding(original)
         assert padding is not None
         self.in_channels, self.out_channels = original.in_channels, original.out_channels
         self.groups, self.padding_mode = original.groups, original.padding_mode
@@ -80,7 +80,7 @@ class PackedConvolution(DeferringConvolution, PackedModule):
         )
 
 
-def refusal(module: nn.Conv2d, path: str, context: Context) -> str | None:
+def convolution_refusal(module: nn.Conv2d, path: str, context: Context) -> str | None:
     """Why this convolution is not packed, or None if it can be."""
     fixed = refusal_to_swap(module, path, context)
     if fixed is not None:
@@ -89,8 +89,8 @@ def refusal(module: nn.Conv2d, path: str, context: Context) -> str | None:
         return f"weights in {module.weight.dtype} are not supported, only float32 and bfloat16"
     if module.padding_mode != "zeros":
         return f"padding {module.padding_mode!r} is not supported, only zeros"
-    if padding_of(module) is None:
-        return "padding 'same' puts more zeros on one side than on the other: there is no kernel for it"
+    if symmetric_padding(module) is None:
+        return "padding='same' with an even kernel is not supported: it pads one side more than the other"
     return None
 
 

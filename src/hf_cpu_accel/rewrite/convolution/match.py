@@ -24,10 +24,15 @@ from hf_cpu_accel.providers.convolution import (
 from hf_cpu_accel.rewrite.convolution.deferred import OwnWeight
 from hf_cpu_accel.rewrite.convolution.epilogue import Epilogue
 from hf_cpu_accel.rewrite.convolution.geometry import is_convolution
-from hf_cpu_accel.rewrite.convolution.layer import STRUCTURE, PackedConvolution, put_in_place, refusal
+from hf_cpu_accel.rewrite.convolution.layer import (
+    STRUCTURE,
+    PackedConvolution,
+    convolution_refusal,
+    put_in_place,
+)
 from hf_cpu_accel.rewrite.core.context import Context
 from hf_cpu_accel.rewrite.core.norm_fold import Fold
-from hf_cpu_accel.rewrite.core.packed_source import taken
+from hf_cpu_accel.rewrite.core.packed_source import saved_weight
 from hf_cpu_accel.rewrite.core.rule import Match, Outcome
 
 # Channels of groups that ours computes: of RegNets and ResNeXts. Wider ones are products of matrices.
@@ -47,7 +52,7 @@ class OneDNNConvolution(PackedConvolution):
         self.geometry = Geometry(self.padding, self.stride, self.dilation, self.groups)
         self.is_exact = fold is None
         weight = original.weight.detach()
-        saved = taken(weight)
+        saved = saved_weight(weight)
         if saved is not None:
             self._lost, plain = saved.lost, saved.packed.data
         else:
@@ -139,19 +144,19 @@ class ConvolutionRule:
     def match(self, module: nn.Module, path: str, context: Context) -> Match | None:
         if not is_convolution(module, nn.Conv2d):
             return None
-        reason = refusal(module, path, context)
+        reason = convolution_refusal(module, path, context)
         if reason is None and all(size == 1 for size in module.kernel_size):
             # Which layout oneDNN wants for these depends on the size of the image, and the wrong one is turned in every call.
-            reason = "it covers one pixel: a plain product, which gains nothing from another layout"
+            reason = "a kernel of one pixel is a plain matrix product: packing gains nothing"
         if reason is None and not works(compute_dtype(context.dtype_at(path))):
-            reason = "oneDNN's convolution does not work here"
+            reason = "oneDNN's convolution is not available on this machine"
         return Match(module, path, reason)
 
     def apply(self, match: Match, context: Context) -> Outcome:
         module = match.module
         assert isinstance(module, nn.Conv2d)
-        if match.found is not None:
-            return Outcome((PlanItem.left(match.path, STRUCTURE, match.found),), (module,))
+        if match.data is not None:
+            return Outcome((PlanItem.left(match.path, STRUCTURE, match.data),), (module,))
         dtype = compute_dtype(context.dtype_at(match.path))
         packed = OneDNNConvolution(module, dtype, context.fold_after(module))
         return put_in_place(match, packed, "convolution", "oneDNN", context)

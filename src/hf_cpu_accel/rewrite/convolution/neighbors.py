@@ -41,7 +41,9 @@ def join_neighbors(context: Context) -> list[PlanItem]:
     def look(layer: nn.Module, path: str, context: Context) -> FusedResidualBlock | Refusal | None:
         return chain_of(layer, path, context, fewest=1) if id(layer) in single else None
 
-    items = fuse_each(context, STRUCTURE, look, op_and_dtype, whole=True, expected=lambda root, path: False)
+    items = fuse_each(
+        context, STRUCTURE, look, op_and_dtype, skip_children=True, expected=lambda root, path: False
+    )
     for group in _groups(context.root):
         blocks = [module for module in group if isinstance(module, FusedResidualBlock)]
         for block in blocks:  # numbers of less than float32 between them would depend on who reads them

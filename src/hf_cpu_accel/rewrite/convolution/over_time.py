@@ -26,7 +26,7 @@ from hf_cpu_accel.rewrite.core.refusal import Refusal
 from hf_cpu_accel.runtime.torch_modes import AroundFunctions
 from hf_cpu_accel.runtime.tracing import is_tracing
 
-STRUCTURE, WAITING = "zeros over time", "elu over time"
+STRUCTURE, WAITING = "conv1d padding", "conv1d ELU"
 
 
 class PaddedOverTime(FusedModuleMixin):
@@ -57,12 +57,12 @@ class ELUOverTime(FusedModuleMixin):
 
 def keep_channels_last(context: Context) -> list[PlanItem]:
     """Have modules around convolutions over time pad so, and ELUs beside them wait. To be called when these are packed."""
-    items = fuse_each(context, STRUCTURE, _looked_at, lambda fused, path: ("pad", "as its input"))
-    waits = fuse_each(context, WAITING, _waiting, lambda fused, path: ("elu", "as its input"))
+    items = fuse_each(context, STRUCTURE, _match_padding, lambda fused, path: ("pad", "as its input"))
+    waits = fuse_each(context, WAITING, _match_elu, lambda fused, path: ("elu", "as its input"))
     return [*items, *waits]
 
 
-def _waiting(module: nn.Module, path: str, context: Context) -> ELUOverTime | None:
+def _match_elu(module: nn.Module, path: str, context: Context) -> ELUOverTime | None:
     if (
         type(module) is not nn.ELU
         or not is_plain(module)
@@ -82,7 +82,7 @@ def _is_over_time(module: nn.Module) -> bool:
     )
 
 
-def _looked_at(module: nn.Module, path: str, context: Context) -> PaddedOverTime | Refusal | None:
+def _match_padding(module: nn.Module, path: str, context: Context) -> PaddedOverTime | Refusal | None:
     if isinstance(module, FusedModuleMixin | nn.ModuleList | nn.Sequential) or module is context.root:
         return None
     inside = list(module.children())

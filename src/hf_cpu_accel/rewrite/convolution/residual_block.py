@@ -24,7 +24,7 @@ from hf_cpu_accel.ops.convolution_chain import BoundConvolutions, bind, convolut
 from hf_cpu_accel.ops.derivatives import refuse_transforms
 from hf_cpu_accel.packing.activation_range import Range
 from hf_cpu_accel.patching.fused_module import FusedModuleMixin, Reference, fused_layer
-from hf_cpu_accel.patching.hooks import own_forward
+from hf_cpu_accel.patching.hooks import instance_forward
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.convolution.chain_parts import is_norm, is_of_images, parts_of
 from hf_cpu_accel.rewrite.convolution.deferred import DeferringConvolution
@@ -164,7 +164,7 @@ class FusedResidualBlock(FusedModuleMixin):
 
 def fuse_residual_blocks(context: Context) -> list[PlanItem]:
     """Fuse the largest modules of the model that are such chains. To be called when convolutions are packed."""
-    return fuse_each(context, STRUCTURE, chain_of, op_and_dtype, whole=True, expected=is_listed)
+    return fuse_each(context, STRUCTURE, chain_of, op_and_dtype, skip_children=True, expected=is_listed)
 
 
 def op_and_dtype(fused: FusedResidualBlock, path: str) -> tuple[str, str]:
@@ -185,8 +185,8 @@ def chain_of(
     reason = refusal_to_swap(layer, path, context)
     if reason is None and any(context.skipped(f"{path}.{part}") for part in parts_of(layer)):
         reason = "skip_modules"
-    if reason is None and any(own_forward(part) is not None for part in layer.modules()):
-        reason = "the forward of a module in it was replaced"
+    if reason is None and any(instance_forward(part) is not None for part in layer.modules()):
+        reason = "a module in it has a replaced forward"
     if reason is not None:
         return Refusal(reason)
     # Whichever convolution of the layer is its first: that it reads the layer's input is seen in the chain.
@@ -200,13 +200,13 @@ def chain_of(
         return chain
     first = _first(layer, chain)
     if first is None:
-        return Refusal("no convolution or norm in it reads its input")
+        return Refusal("none of its convolutions or norms reads its input")
     fuse: Callable[..., FusedResidualBlock] = partial(
         fused_layer, FusedResidualBlock, _chain=chain, _channels=_channels_of(first), _bound=None
     )
     fused = fuse(shadow_of(layer), _bf16_intermediates=False)
     if not _agree(fused, shadow, partial(_image, first, times=times), _coarsest(layer, chain)):
-        return Refusal("on other images it computes something else than on the one it was read from")
+        return Refusal("the fused block differs from it on other images than the traced one")
     return fuse(layer, _bf16_intermediates=True)
 
 

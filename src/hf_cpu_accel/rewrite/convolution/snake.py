@@ -61,10 +61,10 @@ class FusedSnake(FusedModuleMixin):
     _form: Form
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        output = self._fused(args[0]) if len(args) == 1 and not kwargs and not is_tracing() else None
+        output = self._run_fused(args[0]) if len(args) == 1 and not kwargs and not is_tracing() else None
         return self._original_class.forward(self, *args, **kwargs) if output is None else output
 
-    def _fused(self, sound: Tensor) -> Tensor | None:
+    def _run_fused(self, sound: Tensor) -> Tensor | None:
         check_inference(self, sound)
         sound = ordinary(sound)
         if sound.dtype not in WEIGHT_DTYPES or sound.dim() != 3 or self._promotes(sound):
@@ -104,7 +104,7 @@ class SnakeRule:
         return None if form is None else Match(module, path, form)
 
     def apply(self, match: Match, context: Context) -> Outcome:
-        fused = fused_layer(FusedSnake, match.module, _form=match.found)
+        fused = fused_layer(FusedSnake, match.module, _form=match.data)
         swap_module(context.journal, context.slots[id(match.module)], fused)
         item = PlanItem(match.path, STRUCTURE, "snake", "float32", packed_bytes=0, reason=None)
         return Outcome((item,), (match.module,))

@@ -62,7 +62,7 @@ def read(layer: nn.Module, image_of: Callable[[int], Tensor], *, fewest: int = 2
         return chain
     odd, even = (_read(layer, image_of(size), fewest) for size in _ODD_AND_EVEN)
     if isinstance(odd, Refusal) or isinstance(even, Refusal) or len(odd) != len(even):
-        return Refusal("it does something else for an image of another size")
+        return Refusal("its operations change with the size of the image")
     return tuple(map(_reconciled, odd, even))
 
 
@@ -88,13 +88,11 @@ def _read(layer: nn.Module, image: Tensor, fewest: int) -> Chain | Refusal:
         if isinstance(output, Refusal):
             return output
         if trace.foreign:
-            return Refusal(
-                "what its convolutions read is not all made by convolutions, poolings, norms, gates and sums"
-            )
+            return Refusal("it has operations other than convolutions, poolings, norms, gates and sums")
         if trace.convolutions < fewest:
             return Refusal(f"it calls fewer than {fewest} convolutions and poolings")
         if not isinstance(output, Tensor) or not trace.is_last(output):
-            return Refusal("something else comes after its last convolution")
+            return Refusal("another operation follows its last convolution")
     return shortened(trace.links)
 
 
@@ -140,10 +138,10 @@ class _Trace:
         source, zeros = found
         link = Link(path, source, residual, epilogue.normalized, epilogue.activation, zeros)
         if residual is not None and is_grouped(own[0].data):  # which adds nothing
-            self.made(None, replace(link, residual=None, activation="none"))
+            self.add_link(None, replace(link, residual=None, activation="none"))
             sum = CombineLink(len(self.links), output.shape[1], residual, False, epilogue.activation)
-            return self.made(output, sum)
-        return self.made(output, link)
+            return self.add_link(output, sum)
+        return self.add_link(output, link)
 
     def called(self, link: Callable[[int, int], AnyLink], part: nn.Module, input: Tensor) -> Tensor:
         """A pooling or a norm is; link: what it is then, of the number of an image and its channels."""
@@ -154,7 +152,7 @@ class _Trace:
         if source is None or input.dim() != 4:
             self.foreign = True
             return output
-        return self.made(output, link(source, input.shape[1]))
+        return self.add_link(output, link(source, input.shape[1]))
 
     def done(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, writes: bool
@@ -177,9 +175,9 @@ class _Trace:
         if names_strides(func, args):
             self.images[source] = (args[0], args[0]._version + writes)
         elif is_mean(func, args, kwargs):
-            self.made(output, MeanLink(source, channels))
+            self.add_link(output, MeanLink(source, channels))
         elif (activation := activation_of(func, args, kwargs)) is not None:
-            self.made(output, CombineLink(source, channels, None, False, activation))
+            self.add_link(output, CombineLink(source, channels, None, False, activation))
         elif func in COMBINING and len(args) == 2 and not kwargs and isinstance(args[1], Tensor):
             self._combined(func, source, args, output)
         if writes and self.images[-1][0] is output and len(self.images) > known:
@@ -193,7 +191,7 @@ class _Trace:
             return next((of for same, of in self.same if same is image and image._version == 0), None)
         return None if image._version != self.images[number][1] else number
 
-    def copied(self, image: Tensor, source: int) -> None:
+    def add_copy(self, image: Tensor, source: int) -> None:
         """Note that `image` is image `source` once more."""
         self.same.append((image, source))
 
@@ -213,7 +211,7 @@ class _Trace:
         fits = first.shape[:2] == second.shape[:2] and output.shape == first.shape
         if fits and (second.shape == first.shape or tuple(second.shape[2:]) == (1, 1)):
             product = func in PRODUCTS
-            self.made(output, CombineLink(source, first.shape[1], other, product, "none"))
+            self.add_link(output, CombineLink(source, first.shape[1], other, product, "none"))
 
     def _padded(self, image: Tensor, zeros: Zeros, output: Tensor) -> None:
         source = self.number(image)
@@ -235,7 +233,7 @@ class _Trace:
         number = self.number(input)
         return None if number is None else (number, None)
 
-    def made(self, output: Tensor | None, link: AnyLink) -> Any:
+    def add_link(self, output: Tensor | None, link: AnyLink) -> Any:
         """Note the image that a link makes."""
         self.links.append(link)
         if isinstance(link, MeanLink) or (

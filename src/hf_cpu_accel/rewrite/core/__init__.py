@@ -1,1 +1,1 @@
-"""What all rooms share: the rule's interface, matching, refusals, verification, traces."""
+"""Shared parts of the rules and stages: the rule interface, matching, refusals, verification and traces."""

@@ -1,4 +1,4 @@
-"""Which activation is it? Told by its values, since class names differ from library to library."""
+"""Identify activations by their values, since class names differ between libraries."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ GRID = torch.cat((torch.linspace(-12.0, 12.0, 1201), torch.tensor([-1e3, -50.0, 
 
 
 def identify(function: Callable[[Tensor], Tensor]) -> str | None:
-    """The name in `ops.linear.ACTIVATIONS` of `function` (`"none"` for the identity), or None if its values agree with
+    """Return the name in `ops.linear.ACTIVATIONS` of `function`, `"none"` for the identity, or None for a function that matches
     none of them.
 
     gelu and gelu_tanh differ by up to 5e-4, far above the tolerance. Modules with parameters are never identified.
@@ -34,7 +34,7 @@ def identify(function: Callable[[Tensor], Tensor]) -> str | None:
 
 
 def is_library_function(function: object) -> bool:
-    """Of torch or transformers: a callback of the user's must not be called to see what it does."""
+    """Return whether `function` is defined by torch or transformers. A callback of the user must not be called to identify it."""
     return callable(function) and str(getattr(function, "__module__", "")).split(".")[0] in (
         "torch",
         "transformers",

@@ -1,10 +1,11 @@
-"""Is a fused part faster than its own forward over the same packed weights? Measured once for each kind of part and size of call.
+"""Measure each kind of fused part against its own forward, once per size of call, over the same packed weights.
 
-Fusing saves calls and traffic, so it nearly always is. Where it is not, since a kernel may be slow on an untried CPU,
-the part runs its own forward for calls of that size, and `explain()` says so. That takes no second copy of the weights.
+Fused parts save calls and memory traffic, so they are nearly always faster. Where a kernel is slower on a CPU, the part runs its
+own
+forward for calls of that size, and `explain()` reports it. This takes no second copy of the weights.
 
-Nothing is measured in the first call of a size, so who calls once pays nothing. Later ones share the time of all measurements
-(`providers/budget.py`). When all is known, a call of the model costs a look-up.
+The first call of a size is not measured, so a single call costs nothing. Later calls share the time budget of all measurements
+(`providers/budget.py`). After all measurements a call of the model costs one look-up.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ _classes: dict[type[nn.Module], type[nn.Module]] = {}
 
 
 def size_of(tensors: Iterable[Any]) -> _Size | None:
-    """(dtype, threads, *sizes) of the first tensor, each size as the logarithm of the power of two that it is up to; None if there
-    is none."""
+    """Return (dtype, threads, *sizes) of the first tensor, or None without one. Each size is the logarithm of the next power of
+    two."""
     tensor = next((value for value in tensors if isinstance(value, Tensor)), None)
     if tensor is None:
         return None
@@ -47,7 +48,7 @@ def size_of(tensors: Iterable[Any]) -> _Size | None:
 
 
 class Autotune:
-    """Has the parts below a module measured on its calls.
+    """Measure the parts below a module on its calls.
 
     Args:
         stack: the module.
@@ -96,7 +97,7 @@ class Autotune:
 
 
 class _Measurement:
-    """Waits for the next call of the first of `parts`, which are all of one kind."""
+    """Wait for the next call of the first of `parts`, which are all of one kind, and measure it."""
 
     def __init__(self, kind: str, parts: list[FusedModuleMixin]) -> None:
         self._kind, self._parts = kind, parts
@@ -129,13 +130,13 @@ class _Measurement:
 
 
 def leave_unfused(part: FusedModuleMixin, size: _Size) -> None:
-    """From now on `part` runs its own forward for calls of that size."""
+    """Make `part` run its own forward for calls of that size."""
     vars(part).setdefault("_unfused_sizes", set()).add(size)
     part.__class__ = _choosing_class(type(part))  # type: ignore[assignment]
 
 
 def autotune(root: nn.Module, journal: Journal) -> None:
-    """Have the fused parts of an accelerated model measured in its calls."""
+    """Measure the fused parts of an accelerated model in its calls."""
     stacks: dict[str, list[FusedModuleMixin]] = {}
     for path, part in fused_parts(root):
         stacks.setdefault(stack_of(path, root), []).append(part)
@@ -146,7 +147,7 @@ def autotune(root: nn.Module, journal: Journal) -> None:
 
 
 def with_unfused(plan: Plan, root: nn.Module) -> Plan:
-    """`plan` with the sizes of calls for which fused parts were measured to be slower than their own forward."""
+    """Return `plan` with the sizes of calls for which fused parts are slower than their own forward."""
     sizes = {path: vars(module).get("_unfused_sizes", ()) for path, module in root.named_modules()}
     items = []
     for item in plan.items:
@@ -168,14 +169,14 @@ def _contest(part: FusedModuleMixin, reference: Reference) -> Contest:
 
 
 def _kind(part: FusedModuleMixin) -> str:
-    """Parts with the same name take the same time."""
+    """Return a key of `part`; parts with equal keys take the same time."""
     weights = [module for module in part.modules() if isinstance(module, PackedModule)]
     shapes = ",".join(f"{module.packed_dtype}{'x'.join(map(str, module.weight_shape))}" for module in weights)
     return f"{part._fused_class.__name__} {part._original_class.__qualname__} {shapes}"
 
 
 def _choosing_class(fused: type[nn.Module]) -> type[nn.Module]:
-    """`fused` with a look at the size of each call."""
+    """Return a subclass of `fused` that checks the size of each call."""
     if "_looks_at_sizes" in vars(fused):
         return fused
     known = _classes.get(fused)

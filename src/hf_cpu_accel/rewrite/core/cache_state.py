@@ -1,6 +1,6 @@
-"""What a call of a layer may write to, and how that is put back: caches of keys, values and states, and mappings that layers share.
+"""Save and restore the state that a call of a layer may write: caches of keys, values and states, and mappings that layers share.
 
-A layer reads and writes its own part of a cache only, the layer of the cache that has its index.
+A layer reads and writes only its own part of a cache: the cache layer that has its index.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def snapshot(cache: Any, index: int | None, *, by_kernels: bool = False) -> Snap
 
 
 def put_back(states: Snapshot) -> None:
-    """Have everything hold what it held when `snapshot` returned `states`."""
+    """Restore the state that `snapshot` returned."""
     for holder, before in states:
         if isinstance(holder, Tensor):
             _write(holder, before)
@@ -55,7 +55,7 @@ def put_back(states: Snapshot) -> None:
 
 
 def _of_layer(state: dict[str, Any], *, by_kernels: bool) -> Iterator[tuple[Any, Any]]:
-    """Yield the attributes of a layer of a cache, and what is in the dictionaries and tensors among them."""
+    """Yield the attributes of a cache layer, and the contents of the dictionaries and tensors among them."""
     yield state, state.copy()
     for name, value in state.items():
         copied = by_kernels or name == _OVERWRITTEN

@@ -1,4 +1,4 @@
-"""Packed weights that were rounded for examples ahead of the rules, which take them in the place of packing."""
+"""Hold packed weights that calibration rounded before the rules run; the rules use them instead of packing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hf_cpu_accel.runtime.context import within
 
 
 class CalibratedWeights:
-    """Packed weights of single linears, by the parameters that they are of."""
+    """Packed weights of single linears, by their parameters."""
 
     def __init__(self) -> None:
         self._of: dict[int, PackedWeight] = {}
@@ -25,7 +25,7 @@ class CalibratedWeights:
         self._of[parameter.data_ptr()] = packed
 
     def of(self, parameters: Sequence[Tensor]) -> PackedWeight | None:
-        """One packed weight of all `parameters`, None if one of them has none.
+        """Return one packed weight of all `parameters`, or None if one of them has none.
 
         Raises:
             ValueError: they were rounded to different forms.
@@ -40,12 +40,12 @@ class CalibratedWeights:
 _current: ContextVar[CalibratedWeights | None] = ContextVar("calibrated weights", default=None)
 
 
-def taking_calibrated(weights: CalibratedWeights) -> AbstractContextManager[None]:
-    """Inside, rules take the packed weights that `weights` has."""
+def use_calibrated_weights(weights: CalibratedWeights) -> AbstractContextManager[None]:
+    """Make rules use the packed weights of `weights` inside the context."""
     return within(_current, weights)
 
 
-def calibrated(parameters: Sequence[Tensor], dtype: str) -> PackedWeight | None:
-    """The packed weight of all `parameters` that examples made, where they are to be packed as `dtype`; None if there is none."""
+def calibrated_weight(parameters: Sequence[Tensor], dtype: str) -> PackedWeight | None:
+    """Return the calibrated packed weight of all `parameters` if `dtype` is int4 and there is one, else None."""
     current = _current.get()
     return None if current is None or dtype != "int4" else current.of(parameters)

@@ -1,4 +1,4 @@
-"""What a user gives as examples, as calls of a model: texts, dictionaries of inputs, or a data loader."""
+"""Convert the examples of a user (texts, dictionaries of inputs or a data loader) into calls of a model."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from hf_cpu_accel.patching.float16_values import widened
 # Of texts: tokens of a window, and forwards that are held at a time, each in a thread of its own.
 _WINDOW, _BATCHES = 512, 8
 _MOST_BATCHES = 64  # of inputs
-NO_EXAMPLES = "dtype='int8-static' needs calibration=: examples that show the ranges of images; 'int8' takes them from each image"
-ACCEPTED = "a list of texts, a list of dictionaries of inputs, or a data loader of such or of tensors"
+NO_EXAMPLES = "dtype='int8-static' needs calibration= with example inputs; dtype='int8' needs none"
+ACCEPTED = "a list of texts, a list of input dictionaries, or a data loader of dictionaries or tensors"
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,7 +35,7 @@ class Example:
 
     @property
     def batch(self) -> int:
-        """How many examples go through the model side by side."""
+        """Return the batch size of the example."""
         given = [*self.args, *self.kwargs.values()]
         given += [value for part in self.args if isinstance(part, Mapping) for value in part.values()]
         return next((len(value) for value in given if isinstance(value, Tensor) and value.dim() > 1), 1)
@@ -45,7 +45,7 @@ class Example:
         return model(*args, **self.kwargs)
 
     def rows(self, input: Tensor) -> Tensor:
-        """What a linear was called with, [..., K], as [rows, K] without those of padding, where it has a row for each token."""
+        """Return the input of a linear, [..., K], as [rows, K], without rows of padding if there is a row for each token."""
         if self.mask is not None and input.shape[:-1] == self.mask.shape:
             return input[self.mask]
         return input.reshape(-1, input.shape[-1])
@@ -59,7 +59,8 @@ def calibration_examples(
     window: int = _WINDOW,
     batches: int = _BATCHES,
 ) -> tuple[Example, ...]:
-    """
+    """Return the examples in `calibration` as calls of `model`.
+
     Args:
         calibration: ACCEPTED.
         tokenizer: of transformers; for texts.
@@ -70,16 +71,16 @@ def calibration_examples(
         ValueError: it is empty, holds texts without a tokenizer, or too many batches.
     """
     if isinstance(calibration, str | bytes | Mapping | Tensor) or not isinstance(calibration, Iterable):
-        raise TypeError(f"calibration is a {type(calibration).__name__}; accepted: {ACCEPTED}")
+        raise TypeError(f"calibration of type {type(calibration).__name__} is not supported; pass {ACCEPTED}")
     rest = iter(calibration)
     items = list(islice(rest, _MOST_BATCHES + 1))  # a loader may have a whole dataset
     if not items:
-        raise ValueError(f"calibration is empty; accepted: {ACCEPTED}")
+        raise ValueError(f"calibration is empty; pass {ACCEPTED}")
     if isinstance(items[0], str):
         items.extend(rest)
     elif len(items) > _MOST_BATCHES:
         raise ValueError(
-            f"calibration holds more than {_MOST_BATCHES} batches, which wait in memory side by side: give fewer and larger ones"
+            f"calibration has more than {_MOST_BATCHES} batches, all of which are held in memory: pass fewer, larger batches"
         )
     if all(isinstance(item, str) for item in items):
         return _of_texts(items, model, tokenizer, window, batches)
@@ -87,14 +88,15 @@ def calibration_examples(
 
 
 def fitting(example: Example, is_float16: bool) -> Example:
-    """`example` for a model whose float16 weights are float32 by now, if it is one."""
+    """Return `example` with float32 in place of float16 if the model has float16 weights, which are float32 by now."""
     if not is_float16:
         return example
     return Example(widened(example.args), widened(example.kwargs), example.mask)
 
 
 def call(number: int, example: Example, model: nn.Module) -> None:
-    """
+    """Call `model` with batch `number` of the calibration.
+
     Raises:
         ValueError: the model does not take it.
     """
@@ -102,7 +104,7 @@ def call(number: int, example: Example, model: nn.Module) -> None:
         example.call(model)
     except Exception as error:
         raise ValueError(
-            f"calibration: the model does not take batch {number}: {type(error).__name__}: {error}"
+            f"calibration: the model raised an error for batch {number}: {type(error).__name__}: {error}"
         ) from error
 
 
@@ -110,7 +112,7 @@ def _of_inputs(item: object, model: nn.Module) -> Example:
     if isinstance(item, Tensor):
         return Example((item,), {})
     if not isinstance(item, Mapping):
-        raise TypeError(f"calibration holds a {type(item).__name__}; accepted: {ACCEPTED}")
+        raise TypeError(f"calibration has an item of type {type(item).__name__}; pass {ACCEPTED}")
     inputs = dict(item)
     mask = inputs.get("attention_mask")
     mask = mask.bool() if isinstance(mask, Tensor) and mask.dim() == 2 else None
@@ -123,11 +125,11 @@ def _of_texts(
 ) -> tuple[Example, ...]:
     if tokenizer is None:
         raise ValueError(
-            "calibration holds texts, and the target has no tokenizer: pass tokenizer=, or dictionaries of inputs"
+            "calibration has texts, but the target has no tokenizer: pass tokenizer=, or dictionaries of inputs"
         )
     windows = [window for text in texts for window in _windows(text, model, tokenizer, longest)]
     if not windows:
-        raise ValueError("calibration: its texts have no tokens")
+        raise ValueError("calibration: the texts have no tokens; pass longer texts")
     windows.sort(key=lambda window: len(window["input_ids"]))  # little padding
     step = -(-len(windows) // batches)
     return tuple(
@@ -137,7 +139,7 @@ def _of_texts(
 
 
 def _windows(text: str, model: nn.Module, tokenizer: Any, longest: int) -> list[dict[str, Tensor]]:
-    """The inputs of a text, cut where it is too long."""
+    """Return the inputs of a text, split where it is longer than the model accepts."""
     limits = (
         tokenizer.model_max_length,
         getattr(getattr(model, "config", None), "max_position_embeddings", None),
@@ -159,7 +161,7 @@ def _takes(model: nn.Module, name: str) -> bool:
 
 
 def _side_by_side(windows: Sequence[dict[str, Tensor]], tokenizer: Any) -> dict[str, Tensor]:
-    """One batch, padded on the right."""
+    """Return one batch of the windows, padded on the right."""
     filling = {"input_ids": tokenizer.pad_token_id or 0}
     batch = {
         name: pad_sequence([window[name] for window in windows], True, filling.get(name, 0))

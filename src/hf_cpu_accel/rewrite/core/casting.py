@@ -1,4 +1,4 @@
-"""A cast or move that packed layers refuse is refused before any other layer has followed it."""
+"""Check a cast or move of the whole model before any layer follows it."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class AllOrNothing(Override):
 
 
 def cast_all_or_nothing(context: Context) -> None:
-    """Have casts of the root, and of what packed modules are in, checked first."""
+    """Check casts of the root, and of modules that contain packed modules, before they run."""
     for module in around_packed(context.root):
         if AllOrNothing.name in vars(module):
             continue

@@ -1,4 +1,4 @@
-"""What a model must be like to be accelerated. Everything here is checked before anything is touched."""
+"""Check that a model can be accelerated, before anything is changed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hf_cpu_accel.runtime.mapped_files import MappedFiles
 
 
 def check_model(root: nn.Module, deciding: Iterable[nn.Module], *, adds_in_training: bool = False) -> None:
-    """Refuse a model that cannot be accelerated.
+    """Raise an error for a model that cannot be accelerated.
 
     Args:
         root: the model.
@@ -46,7 +46,7 @@ def check_model(root: nn.Module, deciding: Iterable[nn.Module], *, adds_in_train
 
 
 def _stored(module: nn.Module) -> tuple[Tensor, ...]:
-    """What holds the integers of a quantized weight, some hosts in tensors of a floating point dtype."""
+    """Return the tensors that store the integers of a quantized weight. Some libraries store them with a floating-point dtype."""
     weight = stored_weight(module)
     return () if weight is None else weight.tensors
 
@@ -54,15 +54,17 @@ def _stored(module: nn.Module) -> tuple[Tensor, ...]:
 def check_patterns(
     models: Sequence[tuple[str, nn.Module]], patterns: Iterable[str], *, argument: str
 ) -> None:
-    """Refuse a pattern of `argument` that matches no module of `models`, each under its name: it is a slip of the pen.
+    """Raise an error if a pattern of `argument` matches no module of `models`, each under its name: it is probably a typo.
 
     Raises:
-        ValueError: naming the pattern.
+        ValueError: the error names the pattern.
     """
     for pattern in patterns:
         if not any(fnmatchcase(path, pattern) for name, model in models for path in _paths(name, model)):
             types = " or ".join(type(model).__name__ for _, model in models)
-            raise ValueError(f"{argument}: {pattern!r} matches no module of {types}")
+            raise ValueError(
+                f"{argument}: {pattern!r} matches no module of {types}; see model.named_modules()"
+            )
 
 
 def _paths(name: str, model: nn.Module) -> Iterator[str]:
@@ -78,8 +80,8 @@ def _check_mode(module: nn.Module, *, only_where_it_matters: bool) -> None:
         if child.training and (asks_for_mode(child) or not told):
             where = f"its module {name!r}" if name else type(module).__name__
             raise ValueError(
-                f"target: {where} is in training mode, and only models with MessagePassing layers of PyTorch Geometric are "
-                "accelerated for training: call model.eval() first"
+                f"target: {where} is in training mode, which is supported only for models with MessagePassing layers of PyTorch "
+                "Geometric: call model.eval() first"
             )
 
 
@@ -95,7 +97,7 @@ def _check_device(name: str, tensor: Tensor) -> None:
         )
     if tensor.device.type != "cpu":
         raise ValueError(
-            f"target: {name} is on {str(tensor.device)!r}, expected the CPU: call model.to('cpu') first"
+            f"target: {name} is on {str(tensor.device)!r}, only 'cpu' is supported: call model.to('cpu') first"
         )
 
 
@@ -108,5 +110,5 @@ def _check_finite(name: str, tensor: Tensor) -> None:
     )  # torch has no sums in 8 bits
     if not torch.isfinite(values.sum()) and not torch.isfinite(values).all():
         raise ValueError(
-            f"target: {name} holds NaN or infinite values: check the checkpoint it was loaded from"
+            f"target: {name} has NaN or infinite values: check the checkpoint it was loaded from"
         )

@@ -1,4 +1,4 @@
-"""What the rules need to know about the model as a whole."""
+"""State of one rewrite: the model, its settings, and the results of the rules and stages so far."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ MIN_OUT_FEATURES = 16
 MAX_INTEGER_FEATURES = 65536
 _REPEATED = re.compile(r"(^|\.)\d+(\.|$)")  # a number in the path: one of several alike
 
-NOT_PLAIN = "it has hooks, parametrizations or a forward of its own"
+NOT_PLAIN = "it has hooks, parametrizations or a replaced forward"
 
 
 class LayerByLayer(Protocol):
-    """What is done to each layer when the rules come to it, and at the end to those that they did not come to."""
+    """Work on each layer when the rules reach it, and at the end on layers that they do not reach."""
 
     def reach(self, module: nn.Module) -> None: ...
 
@@ -57,27 +57,30 @@ class Context:
 
     Attributes:
         dtype: one of `packing.DTYPES`, resolved; see `dtype_at` and `weight_dtype` for a single module.
-        name: what the target calls this model, if it has several.
+        name: the name of this model in the target, if the target has several.
         measured: whether other providers may serve where they were measured to be faster.
-        slots: where each module hangs, as (parent, name): several for a module used twice; none for the root and for `listed`.
-        listed: ids of modules that a plain list holds besides their parent (as in Mask2Former): who goes through the list
-            would not see a replacement.
+        slots: the places of each module, as (parent, name): several for a module used twice; none for the root and for `listed`.
+        listed: ids of modules that a plain list holds besides their parent (as in Mask2Former): a loop over the list would
+            not see a
+            replacement.
         owners: the paths of the parameters, by storage: several where weights are tied.
-        has_layers: whether linears are repeated in numbered layers, so that those outside of them are heads.
-        handled: ids of the modules that a rule has taken care of, and of those that none may take: TorchScript's.
+        has_layers: whether linears repeat in numbered layers, so that those outside of them are heads.
+        handled: ids of the modules that a rule has handled, and of those that none may replace: TorchScript's.
         freed: bytes of weights that were released since the heap was last trimmed.
-        norms_after: the norms that convolutions are to be packed with, by the ids of these.
-        kept_for_adapters: why modules stay plain for what adapters do without a call of the model, by their ids.
-        made: ids of weights that a stage has made, and the model had not.
-        computed: (plain module that rules are offered, the module whose weight it has), by the ids of the first.
-        rule: the name of the rule that is at work.
-        refused: the parts that one would expect to be fused, and that are not.
-        modules: (path, module) of the tree as it was.
-        items, notes: those of the plan, so far.
-        float16: of float16 weights, which are float32 while they are looked at; None if there are none. `widening` casts them.
-        asked, chosen: dtypes of modules by `config.dtypes`, with their paths in the target; by accuracy, with those in `root`.
-        calibration: the calls of `root` that four-bit weights are rounded for, or that show the ranges of images; `calibrated` has
-            the weights that were rounded.
+        norms_after: the norms that are packed with convolutions, by the ids of the convolutions.
+        kept_for_adapters: reasons why modules stay plain for adapters that read them without a call of the model, by id.
+        made: ids of weights that a stage created.
+        computed: (plain module that rules are offered, module whose weight it has), by the ids of the first.
+        rule: the name of the current rule.
+        refused: the parts that are not fused where one would expect it.
+        modules: (path, module) of the original tree.
+        items, notes: rows and notes of the plan so far.
+        float16: the float16 weights, which are float32 during the rewrite; None if there are none. `widening` casts them.
+        asked, chosen: dtypes of modules by `config.dtypes`, with their paths in the target; by accuracy, with their paths in
+            `root`.
+        calibration: the calls of `root` for which four-bit weights are rounded, or which show the ranges of images;
+            `calibrated` has
+            the rounded weights.
     """
 
     root: nn.Module
@@ -150,56 +153,59 @@ class Context:
 
     @property
     def static(self) -> bool:
-        """Whether images are to pass in 8 bits between convolutions."""
+        """Return whether images pass between convolutions as int8."""
         return self.config.dtype == "int8-static"
 
     @property
     def verifies(self) -> bool:
-        """Whether what rules make is compared with what it stands for; with packed weights of a file there is nothing to
-        compare."""
+        """Return whether replacements are compared with their originals. Packed weights from a file have no original to compare
+        with."""
         return bool(self.config.verify) and source() is None
 
     def fold_after(self, convolution: nn.Module) -> Fold | None:
-        """What the norm behind a convolution multiplies and adds, or None if there is none to be packed with it."""
+        """Return the scale and shift of the norm that is packed with `convolution`, or None."""
         after = self.norms_after.get(id(convolution))
         return None if after is None else after.fold
 
     def refuse(self, path: str, structure: str, refusal: Refusal) -> None:
-        """Have `explain()` say why the part at `path` is not fused, unless something else is made of it."""
+        """Make `explain()` report why the part at `path` is not fused, unless another rule replaces it."""
         self.refused.append(RefusedPart(path, structure, refusal))
 
     def skipped(self, path: str) -> bool:
-        """Whether `path` or a module above it matches `skip_modules`."""
+        """Return whether `path` or a module above it matches `skip_modules`."""
         prefixes = prefixes_of(f"{self.name}.{path}")
         return any(
             fnmatchcase(prefix, pattern) for prefix in prefixes for pattern in self.config.skip_modules
         )
 
     def own_dtype(self, path: str) -> str | None:
-        """The dtype that the module at `path` was given by name; None if it is as the others are."""
+        """Return the dtype that settings give to the module at `path`, or None if it has the dtype of the model."""
         return self.asked.of(f"{self.name}.{path}") or self.chosen.of(path)
 
     def dtype_at(self, path: str) -> str:
-        """The dtype of the module at `path`, whatever it is."""
+        """Return the dtype of the module at `path`, of any kind."""
         return self.own_dtype(path) or self.dtype
 
     def dtypes_in(self, path: str, module: nn.Module) -> set[str]:
-        """Those of the linears in `module`, which is at `path`, and of what has been packed there."""
+        """Return the dtypes of the linears and packed modules in `module`, which is at `path`."""
         inside = (name for name, part in module.named_modules() if isinstance(part, nn.Linear | PackedModule))
         return {self.dtype_at(f"{path}.{name}") for name in inside} or {self.dtype_at(path)}
 
     def dtype_names(self, path: str, module: nn.Module) -> str:
-        """The same for people."""
+        """Return the dtypes of `dtypes_in` joined for the plan."""
         held = self.dtypes_in(path, module)
         return " + ".join(dtype for dtype in FORMS if dtype in held)
 
     def weight_dtype(self, path: str, linears: Sequence[nn.Linear]) -> str:
-        """The dtype that `linears`, at or below `path`, are packed in.
+        """Return the dtype that `linears`, at or below `path`, are packed in.
 
-        Integers are for what is repeated layer by layer, and for heads with a large vocabulary: that is where the time goes. A
-        pooler or the head for a few classes costs next to nothing, and its error goes straight into the answer, so it stays
-        float32. Of int4 a head has 8 bits, unless `config.head_dtype` says otherwise: in 4 it was a sixth of the error of a small
-        language model. What was asked for by name is as it was asked for.
+        Integers are for linears that repeat in each layer, and for heads with a large vocabulary, which take most of the time. A
+        pooler or a
+        head for a few classes costs little and its error goes straight into the output, so it stays float32. With int4 a head
+        has 8 bits
+        unless `config.head_dtype` differs: in 4 bits it caused a sixth of the error of a small language model. A dtype that
+        settings give to a
+        module by name always wins.
         """
         own = self.own_dtype(path)
         if own is not None:
@@ -215,7 +221,7 @@ class Context:
         return "int8" if self.dtype == "int4" else self.dtype
 
     def other_owner(self, parameter: Tensor, path: str) -> str | None:
-        """The path of another parameter that shares its memory with `parameter`, which is at `path`."""
+        """Return the path of another parameter that shares memory with `parameter` at `path`, or None."""
         return next((owner for owner in self.owners[address_of(parameter)] if owner != path), None)
 
     def is_tied(self, weight: Tensor) -> bool:
@@ -223,18 +229,18 @@ class Context:
 
 
 def refusal_to_swap(module: nn.Module, path: str, context: Context) -> str | None:
-    """Why nothing is put in the place of this module, or None if something can be."""
+    """Return why this module cannot be replaced, or None if it can."""
     if context.skipped(path):
         return "skip_modules"
     if module is context.root:
-        return "it is the target itself, and has no parent to hang the packed layer in"
+        return "it is the target itself: it has no parent module to hold the packed layer"
     if id(module) in context.listed:
-        return "a plain list holds it besides its parent, where a packed layer would not be seen"
+        return "a plain Python list also holds it, where it cannot be replaced"
     return context.kept_for_adapters.get(id(module)) or (None if is_plain(module) else NOT_PLAIN)
 
 
-def refusal(linear: nn.Module, path: str, context: Context) -> str | None:
-    """Why this linear is not packed, or None if it can be."""
+def linear_refusal(linear: nn.Module, path: str, context: Context) -> str | None:
+    """Return why this linear is not packed, or None if it can be."""
     if not isinstance(linear, nn.Linear) or not (type(linear) is nn.Linear or _overrides_alike(linear)):
         return f"{type(linear).__name__} is not a plain nn.Linear"
     fixed = refusal_to_swap(linear, path, context)
@@ -244,7 +250,7 @@ def refusal(linear: nn.Module, path: str, context: Context) -> str | None:
         linear.out_features,
         linear.in_features,
     ):
-        return "its weight does not have the shape of a linear's"
+        return "its weight is not of shape [out_features, in_features]"
     if is_stand_in(linear.weight):
         return f"its weight is a {type(linear.weight).__name__}, which cannot be read"
     saved = source()
@@ -256,28 +262,28 @@ def refusal(linear: nn.Module, path: str, context: Context) -> str | None:
     if linear.weight.dtype not in WEIGHT_DTYPES:
         return f"weights in {linear.weight.dtype} are not supported, only float32 and bfloat16"
     if linear.out_features < MIN_OUT_FEATURES:
-        return f"only {linear.out_features} output features: packing gains nothing"
+        return f"it has only {linear.out_features} output features: packing gains nothing"
     if linear.in_features == 0:
-        return "no input features"
+        return "it has no input features"
     if any(reads_weights(parent) for parent, _ in context.slots[id(linear)]):
-        return "torch's own fused encoder layer reads its weights instead of calling it"
+        return "PyTorch's fused encoder layer reads its weights instead of calling it"
     if (shared := shares_weight(linear, path, context)) is not None:
         return shared
-    return None if saved is None else "it was not packed when the model was saved"
+    return None if saved is None else "the saved file has no packed weight for it"
 
 
 def shares_weight(linear: nn.Linear, path: str, context: Context) -> str | None:
-    """Why this linear is not packed in float32, if that is what else has its weight."""
+    """Return why a shared weight prevents packing this linear in float32, or None."""
     owner = context.other_owner(linear.weight, f"{path}.weight")
     if owner is None or context.dtype_at(path) != "float32":
         return None
-    return f"shares its weight with {owner}; packing would hold it twice"
+    return f"it shares its weight with {owner}: packing would store it twice"
 
 
 def _overrides_alike(linear: nn.Linear) -> bool:
-    """Whether the class of `linear` writes the forward of a linear anew (Falcon's) and adds nothing to it.
+    """Return whether the class of `linear` only rewrites the forward of a linear (as Falcon does) and adds nothing to it.
 
-    One that leaves the forward as it is has another reason to be, such as that its weight is read.
+    A subclass that keeps the forward has another purpose, for example that its weight is read directly.
     """
     if type(linear).forward is nn.Linear.forward:
         return False

@@ -1,4 +1,4 @@
-"""Which dtype modules are packed in where it is not the same for all: a table of paths and patterns."""
+"""Table of paths and patterns with the dtypes of modules that differ from the rest."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ _WILD = frozenset("*?[")
 
 
 class DtypeTable:
-    """
+    """Dtypes of modules by path or pattern.
+
     Args:
-        pairs: (path or shell-style pattern, dtype). Each stands for the modules that match it and all that is below them; where
-            several do, the last one decides.
+        pairs: (path or shell-style pattern, dtype). Each applies to the modules that match it and to all modules below them. If
+            several match, the last one wins.
     """
 
     def __init__(self, pairs: Iterable[tuple[str, str]]) -> None:
@@ -25,11 +26,11 @@ class DtypeTable:
         self._patterns = [(pattern, entry) for pattern, entry in entries if _WILD & set(pattern)]
 
     def followed_by(self, pairs: Iterable[tuple[str, str]]) -> DtypeTable:
-        """The same with further pairs, which come last."""
+        """Return a table with further pairs at the end."""
         return DtypeTable((*self._pairs, *pairs))
 
     def of(self, path: str) -> str | None:
-        """The dtype of the module at `path`; None if nothing stands for it."""
+        """Return the dtype of the module at `path`, or None if no pair matches."""
         if not self._paths and not self._patterns:
             return None
         prefixes = prefixes_of(path)
@@ -39,11 +40,11 @@ class DtypeTable:
 
 
 def prefixes_of(path: str) -> list[str]:
-    """`path` and the paths of the modules above it, but for the root's: "a.b.c" gives "a", "a.b" and "a.b.c"."""
+    """Return `path` and the paths of the modules above it, without the root: "a", "a.b" and "a.b.c" for "a.b.c"."""
     parts = [part for part in path.split(".") if part]
     return [".".join(parts[:length]) for length in range(1, len(parts) + 1)]
 
 
 def coarsest(dtypes: Iterable[str]) -> str:
-    """The one that rounds most of these, none of them being float32's."""
+    """Return the dtype that rounds most, or "float32" without any."""
     return max(dtypes, key=FORMS.index, default="float32")

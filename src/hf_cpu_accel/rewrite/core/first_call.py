@@ -1,8 +1,10 @@
-"""The first real call of each fused part is run beside its own forward, over the same packed weights.
+"""Compare the first real call of each fused part with its own forward, over the same packed weights.
 
-A part is read off a trace and verified on random inputs when a model is accelerated. What a caller really hands to it may be
-something else; so once, on that, the two are compared. Where they differ by more than is published for the dtype, this part alone
-goes back to its own forward, with a warning and a row in `explain()`. From the second call on nothing is left of the check.
+A part is matched from a trace and verified on random inputs when a model is accelerated. A caller may pass other inputs, so the
+two are
+compared once on real ones. If they differ by more than the published bound of the dtype, this part alone goes back to its own
+forward,
+with a warning and a row in `explain()`. From the second call on the check is gone.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from hf_cpu_accel.lazy.lazy_tensor import LazyTensor
 from hf_cpu_accel.ops.derivatives import in_transform
 from hf_cpu_accel.packing.linear import QUANTIZED
 from hf_cpu_accel.patching.fused_module import FusedModuleMixin, Reference
-from hf_cpu_accel.patching.hooks import is_collecting_inside, own_forward
+from hf_cpu_accel.patching.hooks import instance_forward, is_collecting_inside
 from hf_cpu_accel.patching.restore import Journal
 from hf_cpu_accel.plan import Plan, PlanItem
 from hf_cpu_accel.rewrite.core.cache_state import Snapshot, put_back, snapshot
@@ -39,7 +41,7 @@ LEFT = "_hf_cpu_accel_left"  # attribute of a part that went back to its own for
 
 
 class _Call(threading.local):
-    """What the thread is about to compare."""
+    """State of the comparison in this thread."""
 
     def __init__(self) -> None:
         self.is_reference = False
@@ -64,7 +66,7 @@ class FirstCall:
         self._handles: list[RemovableHandle] = []
 
     def start(self) -> None:
-        """Wait for the call; `undo` ends it."""
+        """Register the hooks; `undo` removes them."""
         self._handles.append(self.module.register_forward_pre_hook(self.before, with_kwargs=True))
         self._handles.append(self.module.register_forward_hook(self.after, with_kwargs=True))
 
@@ -74,9 +76,10 @@ class FirstCall:
                 handle.remove()
 
     def before(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> None:
-        """Run the own forward.
+        """Run the own forward of the part.
 
-        Without the keywords: another thread has compared its call, and taken this hook away, after torch had found it.
+        Called without the keywords, there is nothing to do: another thread compared its call and removed this hook after torch
+        had found it.
         """
         if torch.compiler.is_compiling() or torch.jit.is_tracing() or in_transform():
             return
@@ -94,7 +97,7 @@ class FirstCall:
         _call.expected[id(self)] = expected, reference, before
 
     def after(self, module: Any, args: tuple[Any, ...], *rest: Any) -> Any:
-        """Compare; what is wrong is not handed on.
+        """Compare the outputs, and return the output of the own forward if they differ.
 
         Args:
             rest: the keywords and the output; the latter alone as in `before`.
@@ -109,7 +112,7 @@ class FirstCall:
         difference = self._difference(first_output(output), first_output(expected), reference)
         if difference is None or isinstance(getattr(module, LEFT, None), str):
             return None
-        reason = f"on its first call it was {difference}: its own forward is used"
+        reason = f"its first call was {difference}: its original forward runs"
         vars(module)[LEFT] = reason
         warnings.warn(f"{self.path}, fused by hf_cpu_accel: {reason}", RuntimeWarning, stacklevel=2)
         for states in before:
@@ -118,7 +121,7 @@ class FirstCall:
         return type(module).forward(module, *args, **kwargs)
 
     def _difference(self, ours: Tensor | None, theirs: Tensor | None, reference: Reference) -> str | None:
-        """A sentence; None if they agree."""
+        """Return a description of the difference, or None if the outputs agree."""
         if theirs is None or not theirs.is_floating_point():
             return None
         if ours is None or ours.shape != theirs.shape:
@@ -149,7 +152,7 @@ class FirstCall:
         return f"off by {worst:.1e} (relative, worst row; allowed {allowed:.0e})"
 
     def _is_rounding(self, ours: Tensor, theirs: Tensor, reference: Reference) -> bool:
-        """Whether what the part gave is no farther from what its own forward gives in float32 than that is in bfloat16."""
+        """Return whether the fused output is no farther from the own forward in float32 than the own forward in bfloat16 is."""
         own: Any = self.module._original_class.forward
         with torch.no_grad(), _as_reference():
             given = call_foreign(own, self.module, *_widened(reference.args), **_widened(reference.kwargs))
@@ -163,7 +166,7 @@ class FirstCall:
 
 
 def _widened(value: Any) -> Any:
-    """An argument with float32 in the place of what is bfloat16 in it."""
+    """Return an argument with float32 tensors in place of bfloat16 ones."""
     if isinstance(value, Tensor):
         return value.float() if value.dtype is torch.bfloat16 else value
     if isinstance(value, tuple | list):
@@ -175,14 +178,14 @@ def _widened(value: Any) -> Any:
 
 
 def is_comparable(module: FusedModuleMixin) -> bool:
-    """Whether a call of `module` now is one of the fused part alone."""
+    """Return whether a call of `module` now runs the fused part alone."""
     if _call.is_reference or is_collecting_inside() or module.is_watched:
         return False
-    return own_forward(module) is None
+    return instance_forward(module) is None
 
 
 def fused_parts(root: nn.Module) -> Iterator[tuple[str, FusedModuleMixin]]:
-    """(path, part) of those that can be compared with their own forward; of parts in one another, the outer one."""
+    """Yield (path, part) of the fused parts that can be compared with their own forward; of nested parts, only the outer one."""
     inside: set[int] = set()
     for path, module in root.named_modules():
         if id(module) in inside or not isinstance(module, FusedModuleMixin):
@@ -193,7 +196,7 @@ def fused_parts(root: nn.Module) -> Iterator[tuple[str, FusedModuleMixin]]:
 
 
 def check_first_calls(root: nn.Module, journal: Journal) -> None:
-    """Have the first call of each fused part of an accelerated model compared."""
+    """Compare the first call of each fused part of an accelerated model."""
     for path, module in fused_parts(root):
         first = FirstCall(module, path, _coarsest(module))
         journal.record(first)
@@ -201,7 +204,7 @@ def check_first_calls(root: nn.Module, journal: Journal) -> None:
 
 
 def with_first_calls(plan: Plan, root: nn.Module) -> Plan:
-    """`plan` with the parts that went back to their own forward."""
+    """Return `plan` with the parts that went back to their own forward."""
     reasons = {path: vars(module).get(LEFT) for path, module in root.named_modules()}
     items = []
     for item in plan.items:
@@ -228,7 +231,7 @@ def _coarsest(module: nn.Module) -> str:
 
 
 def first_output(output: Any) -> Tensor | None:
-    """The hidden states of what a part returns."""
+    """Return the hidden states among the outputs of a part, or None."""
     while isinstance(output, tuple | list) and output:
         output = output[0]
     if isinstance(output, LazyTensor):

@@ -1,4 +1,4 @@
-"""float16 weights: cast to float32 before anything is looked at, and float16 again for whoever looks from outside."""
+"""Cast float16 weights to float32 for the rewrite, and keep calls, state dicts and configs float16 for callers."""
 
 from __future__ import annotations
 
@@ -30,9 +30,7 @@ from hf_cpu_accel.rewrite.core.layer_stacks import layers_of
 from hf_cpu_accel.rewrite.core.packed_source import is_placeholder, placeholders, source
 from hf_cpu_accel.runtime.mapped_files import MappedFiles
 
-NOTE = (
-    "float16 weights: computed in float32 outside of the packed layers; outputs and state_dict() are float16"
-)
+NOTE = "float16 weights: layers that are not packed run in float32; outputs and state_dict() are float16"
 # By which users and pipelines call a model besides its forward.
 _METHODS = (
     "generate",
@@ -50,7 +48,7 @@ _SESSION = "init_continuous_batching"
 
 @dataclass(frozen=True)
 class CastTensors:
-    """`tensors`, parameters and buffers, were float16, and lay in these strides."""
+    """A change of `tensors`, parameters and buffers that were float16 with these strides."""
 
     tensors: list[Tensor]
     strides: list[tuple[int, ...]]
@@ -63,7 +61,7 @@ class CastTensors:
 
 
 class Widening:
-    """float16 tensors that become float32 ones: those of repeated layers, and of a head, when the rules come there, others at once.
+    """Cast float16 tensors to float32: those of repeated layers, and of a head, when the rules reach them, others at once.
 
     A layer is packed before the next one is reached, so that only one of them is in float32, however large the model is.
 
@@ -81,7 +79,7 @@ class Widening:
         self._waiting: dict[int, list[Tensor]] = {}
 
     def begin(self, root: nn.Module, tensors: Sequence[Tensor], *, whole: bool) -> None:
-        """Cast those of `tensors` that do not wait for their layer; with `whole` all of them."""
+        """Cast those of `tensors` that do not wait for their layer; with `whole`, all of them."""
         waiting: set[int] = set()
         alone = Counter(map(_place, tensors))
         wanted = {
@@ -96,16 +94,16 @@ class Widening:
         self._widen([tensor for tensor in tensors if id(tensor) not in waiting])
 
     def reach(self, module: nn.Module) -> None:
-        """Cast those that wait for `module`."""
+        """Cast the tensors that wait for `module`."""
         self._widen(self._waiting.pop(id(module), ()))
 
     def finish(self) -> None:
-        """Cast those of layers that were not reached."""
+        """Cast the tensors of layers that were not reached."""
         while self._waiting:
             self._widen(self._waiting.popitem()[1])
 
     def _widen(self, tensors: Sequence[Tensor]) -> None:
-        """Placeholders of packed weights become other placeholders, which have no memory of their own."""
+        """Cast tensors; placeholders of packed weights become other placeholders, without memory of their own."""
         current, cast = source(), _once(Tensor.float)
         empty = [tensor for tensor in tensors if is_placeholder(tensor)]
         shapes = [nn.Parameter(torch.empty(t.shape, device="meta"), requires_grad=False) for t in empty]
@@ -125,7 +123,7 @@ class Widening:
 
 
 class Float16StateDict:
-    """Called with a state dict of `module`, whose values it casts to what they are to the outside."""
+    """Hook on the state dict of `module` that casts values to their dtypes for callers."""
 
     def __init__(self, module: nn.Module, names: frozenset[str], model: Float16Model, *, whole: bool) -> None:
         self._module, self._names, self._model, self._whole = module, names, model, whole
@@ -147,8 +145,8 @@ class Float16StateDict:
 
 
 def cast_float16(context: Context) -> Iterable[PlanItem]:
-    """Have all float16 parameters and buffers be float32 from here on; those of layers, once the rules come to their layer, unless
-    examples go through the model before."""
+    """Cast all float16 parameters and buffers to float32. Those of layers wait until the rules reach the layer, unless calibration
+    runs before."""
     tensors = _float16_tensors(context.root)
     if tensors:
         model = Float16Model(frozenset(_float16_names(context.root)), is_all=_is_all_float16(context.root))
@@ -162,14 +160,14 @@ def cast_float16(context: Context) -> Iterable[PlanItem]:
 
 
 def cast_as_outside(state: dict[str, Any], journal: Journal) -> None:
-    """Cast what a state dict of the accelerated model holds to what it is to the outside."""
+    """Cast the values of a state dict of the accelerated model to their dtypes for callers."""
     for change in journal.changes:
         if isinstance(change, CastTensors):
             _cast_state(state, change.model.names, change.model.dtype)
 
 
 def stay_float16_outside(context: Context) -> Iterable[PlanItem]:
-    """Have calls from outside, state dicts and saved configs be float16 as before."""
+    """Keep calls from outside, state dicts and saved configs float16."""
     model = context.float16
     if model is not None:
         for path, module in list(context.root.named_modules()):
@@ -209,13 +207,13 @@ def _wrap_forward(context: Context, module: nn.Module, model: Float16Model) -> N
 
 
 def _is_head(path: str, module: nn.Module) -> bool:
-    """Whether it is a linear outside of the layers that was left as it is: users call some (`model.lm_head`) on their own."""
+    """Return whether the module is an unpacked linear outside of the layers: users call some of them (`model.lm_head`) directly."""
     return isinstance(module, nn.Linear) and not any(part.isdigit() for part in path.split("."))
 
 
 def _float16_tensors(root: nn.Module) -> list[Tensor]:
-    """Parameters, buffers and plain attributes of modules, each once; none of a subclass, which knows its values itself, and none
-    that a quantized weight is stored in."""
+    """Return parameters, buffers and plain attributes of modules, each once, without tensor subclasses and without tensors that
+    store quantized weights."""
     found = {
         id(tensor): tensor
         for module in root.modules()
@@ -252,7 +250,7 @@ def _cast_state(state: dict[str, Any], names: Iterable[str], dtype: torch.dtype)
 
 
 def _once(cast: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """`cast` that gives one tensor for all that lie in the same memory, as weights that are tied do."""
+    """Return `cast`, with one result for all tensors in the same memory, such as tied weights."""
     done: dict[tuple[Any, ...], Tensor] = {}
 
     def once(tensor: Tensor) -> Tensor:
@@ -267,7 +265,7 @@ def _once(cast: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
 
 
 def _head(root: nn.Module) -> list[nn.Module]:
-    """The linear that is the only one which `root` calls itself, so that no rule looks at it before its turn."""
+    """Return the linear if it is the only one that `root` calls itself, so that no rule reads it before its turn."""
     linears: list[nn.Module] = [module for module in root.children() if isinstance(module, nn.Linear)]
     return linears if len(linears) == 1 and not isinstance(root, nn.Sequential) else []
 

@@ -1,7 +1,7 @@
-"""The one place where code of the user's or of a host library is tried, and where whatever it raises is caught.
+"""Run code of the user or of a host library, and catch its exceptions. This is the only place that does.
 
-Errors of our own are no refusals: `attempt` logs them with the path of the part, which is left alone, and lets them through where
-`HF_CPU_ACCEL_STRICT=1` is set, as it is in the tests.
+Errors of this package are not refusals: `attempt` logs them with the path of the part, which stays unchanged. With
+`HF_CPU_ACCEL_STRICT=1`, as in the tests, it raises them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ logger = logging.getLogger("hf_cpu_accel.rewrite")
 
 
 class OwnError(BaseException):
-    """An error of ours beneath foreign code, which no `except Exception` is to take for one of its own."""
+    """An error of this package below foreign code, which no `except Exception` of that code catches."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(str(error))
@@ -34,7 +34,7 @@ class OwnError(BaseException):
 
 @contextmanager
 def ours() -> Iterator[None]:
-    """For what is done by a hook, a mode or a stand-in that foreign code calls.
+    """Mark the code of a hook, a mode or a stand-in that foreign code calls.
 
     Raises:
         OwnError: in the place of what is raised inside.
@@ -46,7 +46,7 @@ def ours() -> Iterator[None]:
 
 
 def call_foreign(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any | Refusal:
-    """What `function(*args, **kwargs)` returns; a refusal that names the exception if it raises one.
+    """Return `function(*args, **kwargs)`, or a refusal that names the exception if it raises one.
 
     Raises:
         MemoryError: there is none left, which is no answer.
@@ -61,7 +61,7 @@ def call_foreign(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any
 
 
 def attempt(path: str, look: Callable[P, T | Refusal], *args: P.args, **kwargs: P.kwargs) -> T | Refusal:
-    """`look(*args)`, code of ours, for the part at `path` of a model.
+    """Return `look(*args, **kwargs)`, code of this package, for the part at `path` of a model.
 
     Raises:
         Exception: what `look` raises, where `HF_CPU_ACCEL_STRICT=1` is set; else that is logged, and the part refused.
@@ -75,27 +75,27 @@ def attempt(path: str, look: Callable[P, T | Refusal], *args: P.args, **kwargs: 
     except MemoryError:
         raise
     except OwnError as error:
-        return error.error.refusal if isinstance(error.error, Refused) else _own(path, error.error)
+        return error.error.refusal if isinstance(error.error, Refused) else _log_own_error(path, error.error)
     except Exception as error:
-        return _own(path, error)
+        return _log_own_error(path, error)
 
 
 def is_strict() -> bool:
-    """Whether errors of our own end the call of the user."""
+    """Return whether errors of this package are raised to the user."""
     return os.environ.get(STRICT) == "1"
 
 
-def _own(path: str, error: Exception) -> Refusal:
+def _log_own_error(path: str, error: Exception) -> Refusal:
     if is_strict():
         raise error
     logger.warning(
-        "an error of hf_cpu_accel at %r, which is left as it is; please report it", path, exc_info=error
+        "hf_cpu_accel failed on %r and left it unchanged; please report this error", path, exc_info=error
     )
-    return Refusal(f"an error of hf_cpu_accel, which was logged: {type(error).__name__}")
+    return Refusal(f"hf_cpu_accel raised {type(error).__name__}; see the log")
 
 
 def _name(function: Callable[..., Any]) -> str:
-    """Of a function, or of the class of the module whose forward it is."""
+    """Return the name of a function, or of the class of the module whose forward it is."""
     owner = getattr(function, "__self__", None)
     if owner is not None and getattr(function, "__name__", "") == "forward":
         return type(owner).__name__

@@ -1,4 +1,4 @@
-"""What stages that fuse modules one by one have in common: look at each, put what was made in its place, or say why not."""
+"""Shared loop of the stages that fuse modules one by one: match each module, and replace it or report why not."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from torch import nn
 
-from hf_cpu_accel.patching.hooks import is_plain, own_forward
+from hf_cpu_accel.patching.hooks import instance_forward, is_plain
 from hf_cpu_accel.patching.restore import swap_module
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.core.context import NOT_PLAIN, Context, refusal_to_swap
@@ -23,17 +23,17 @@ def fuse_each(
     look: Callable[[nn.Module, str, Context], F | Refusal | None],
     op_and_dtype: Callable[[F, str], tuple[str, str]],
     *,
-    whole: bool = False,
+    skip_children: bool = False,
     expected: Callable[[nn.Module, str], bool] = lambda root, path: True,
 ) -> list[PlanItem]:
-    """Swap each module of the model for what `look(module, path, context)` makes of it.
+    """Replace each module of the model that `look(module, path, context)` returns a fused module for.
 
     Args:
-        structure: what is looked for, in words of the plan.
-        look: gives None for a module of another kind.
-        op_and_dtype: of what was made at a path, for its row.
-        whole: nothing is looked for inside of what was made.
-        expected: whether the plan says why the module at a path of the root was refused: where one looks for such a structure.
+        structure: the name of the structure in the plan.
+        look: returns None for a module of another kind.
+        op_and_dtype: returns the op and dtype of the row of a fused module, which is at a path.
+        skip_children: whether to skip the modules inside of a fused one.
+        expected: whether the plan reports a refusal for the module at a path of the root.
     """
     items: list[PlanItem] = []
     inside: set[int] = set()
@@ -45,7 +45,7 @@ def fuse_each(
             if expected(context.root, path):
                 context.refuse(path, structure, fused)
         elif fused is not None:
-            if whole:
+            if skip_children:
                 inside.update(map(id, module.modules()))
             swap_module(context.journal, context.slots[id(module)], fused)
             items.append(PlanItem(path, structure, *op_and_dtype(fused, path), packed_bytes=0, reason=None))
@@ -53,12 +53,12 @@ def fuse_each(
 
 
 def refusal_to_fuse(layer: nn.Module, path: str, context: Context) -> str | None:
-    """Why no op takes the place of this layer and of all that is in it, or None if one can."""
+    """Return why no op can replace this layer with all modules in it, or None if one can."""
     reason = refusal_to_swap(layer, path, context)
     if reason == NOT_PLAIN and is_plain(layer, may_collect=True):
         reason = None
     if reason is None and any(context.skipped(f"{path}.{name}") for name, _ in layer.named_modules() if name):
         reason = "skip_modules"
-    if reason is None and any(own_forward(part) is not None for part in layer.modules()):
-        reason = "the forward of a module in it was replaced"
+    if reason is None and any(instance_forward(part) is not None for part in layer.modules()):
+        reason = "a module in it has a replaced forward"
     return reason

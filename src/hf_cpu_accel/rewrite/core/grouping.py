@@ -1,4 +1,4 @@
-"""Whether sibling linears that share an input may be computed together: not while a trace records what a model does."""
+"""Switch off the joint computation of sibling linears that share an input, while a trace records a model."""
 
 from __future__ import annotations
 
@@ -14,6 +14,6 @@ GROUPING_DISABLED: ContextVar[bool] = ContextVar("GROUPING_DISABLED", default=Fa
 
 @contextmanager
 def disable_grouping() -> Iterator[None]:
-    """Compute every linear on its own, by our kernels, and record nothing."""
+    """Compute every linear separately, by the kernels of this package, and record nothing."""
     with within(GROUPING_DISABLED, True), deciding_nothing():
         yield

@@ -1,4 +1,4 @@
-"""Lists of modules: which of them are of layers, where these are called from, and which hold a module besides its parent."""
+"""Find lists of modules: lists of layers, the modules that call them, and plain lists that hold modules."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from torch import nn
 
 
 def stack_of(path: str, root: nn.Module) -> str:
-    """The path of the module that calls the list of layers which `path` is in; of the root, "", if it is in none. What is done once
-    per call of many layers is done there."""
+    """Return the path of the module that calls the list of layers with `path` in it, or "" for the root. Work that is done once per
+    call of many layers is done there."""
     parts = path.split(".")
     for length in range(1, len(parts)):
         if isinstance(root.get_submodule(".".join(parts[:length])), nn.ModuleList):
@@ -18,7 +18,8 @@ def stack_of(path: str, root: nn.Module) -> str:
 
 
 def layers_of(root: nn.Module) -> Iterator[nn.Module]:
-    """The outermost modules of lists whose members are alike and have parts: what is above them does not look inside."""
+    """Yield the outermost modules of lists whose members are alike and have children. Modules above them do not read their
+    parts."""
     for module in root.children():
         if isinstance(module, nn.ModuleList) and _is_of_layers(module):
             yield from module
@@ -27,7 +28,7 @@ def layers_of(root: nn.Module) -> Iterator[nn.Module]:
 
 
 def in_plain_lists(root: nn.Module) -> set[int]:
-    """Ids of the modules that lists and tuples hold which are plain attributes of modules."""
+    """Return the ids of modules in lists and tuples that are plain attributes of modules."""
     held = (
         value
         for module in root.modules()

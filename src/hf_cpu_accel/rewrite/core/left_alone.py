@@ -1,4 +1,4 @@
-"""Why a module with weights of its own is left as it is, where no rule has said so: its kind, and what is missing for it."""
+"""Explain why a module with its own weights is not replaced, where no rule gives a reason."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _ACTIVATIONS = "torch.nn.modules.activation"
 
 
 def has_weights(module: nn.Module) -> bool:
-    """Whether there are parameters of its own, not only those of modules in it."""
+    """Return whether the module itself has parameters, besides those of its children."""
     return any(True for _ in module.parameters(recurse=False))
 
 
 def items_left(
     modules: Sequence[tuple[str, nn.Module]], items: Sequence[PlanItem], context: Context
 ) -> Iterator[PlanItem]:
-    """The rows of those among `modules` of the original tree that have weights, are still in use and have no row in `items`."""
+    """Yield rows for those among `modules` of the original tree that have weights, are still in use and have no row in `items`."""
     told = {item.name for item in items}
     # What is in a layer that is recorded is used as its own forward says.
     whole = (item for item in items if item.reason is None and item.structure != RECORDED)
@@ -45,25 +45,25 @@ def _is_below(path: str, others: set[str]) -> bool:
 
 
 def obstacle(path: str, module: nn.Module, context: Context) -> str:
-    """In words that go on after "left because"."""
+    """Return the reason for the column "left because" of the plan."""
     if context.skipped(path):
         return "skip_modules"
     if isinstance(module, torch.jit.ScriptModule):
-        return "TorchScript has compiled it, and runs what it was then"
+        return "it is compiled by TorchScript, which ignores replaced modules"
     if parametrize.is_parametrized(module) or "parametrizations" in path.split("."):
-        return "a parametrization makes its weight anew in each call: it cannot be packed ahead"
+        return "a parametrization recomputes its weight in each call: it cannot be packed"
     if isinstance(module, nn.Embedding | nn.EmbeddingBag):
         return "a table lookup: nothing to pack or fuse"
     if {"num_embeddings", "embedding_dim"} <= set(vars(module)):
-        return "a table lookup in a form of its host's: nothing to pack or fuse"
+        return "a custom table lookup: nothing to pack or fuse"
     if isinstance(module, nn.LayerNorm):
-        return "one op already, and nothing beside it to fuse with"
+        return "already a single op, with nothing next to it to fuse"
     if isinstance(module, _ConvNd):
         return _of_convolution(module, context.dtype_at(path))
     if isinstance(module, nn.RNNBase | nn.RNNCellBase):
-        return "a recurrent network: each step waits for the one before, and torch's own op serves it"
+        return "a recurrent network: PyTorch's op runs its steps in sequence"
     if isinstance(module, nn.MultiheadAttention):
-        return "torch's own attention reads these weights by itself, and not through a linear"
+        return "PyTorch's attention reads these weights directly, not through a linear"
     return _of_norm(module) or _of_parameters(module)
 
 
@@ -72,53 +72,53 @@ def _of_convolution(module: Any, dtype: str) -> str:
     if isinstance(module, _ConvTransposeNd):
         return _of_transposed(module)
     if module.groups > 1:
-        return f"{kind} in {module.groups} groups: there is no kernel for this form of it"
+        return f"{kind} with groups={module.groups} is not supported"
     if len(module.kernel_size) > 1 and any(step > 1 for step in module.dilation):
-        return f"{kind} with gaps (dilation): there is no kernel for it"
+        return f"{kind} with dilation={tuple(module.dilation)} is not supported"
     if min(module.in_channels, module.out_channels) < MIN_OUT_FEATURES:
         return (
             f"{kind} of {module.in_channels} to {module.out_channels} channels: too few to gain from packing"
         )
     if module.padding_mode != "zeros":
-        return f"{kind} with padding {module.padding_mode!r}: only zeros are supported"
+        return f"{kind} with padding_mode={module.padding_mode!r} is not supported, only 'zeros'"
     if len(module.kernel_size) == 1:
-        return f"{kind}: torch's own is as fast in {dtype}"
-    return f"{kind} of size {tuple(module.kernel_size)}: there is no kernel for this form of it"
+        return f"{kind}: PyTorch's kernel is as fast in {dtype}"
+    return f"{kind} with kernel_size={tuple(module.kernel_size)} is not supported"
 
 
 def _of_transposed(module: Any) -> str:
     kind = "a transposed convolution"
     if len(module.kernel_size) > 1:
-        return f"{kind} over {len(module.kernel_size)} dimensions: there is no kernel for it"
+        return f"{kind} over {len(module.kernel_size)} dimensions is not supported"
     if module.groups > 1:
-        return f"{kind} in groups: there is no kernel for it"
+        return f"{kind} with groups={module.groups} is not supported"
     if any(step > 1 for step in module.dilation):
-        return f"{kind} with gaps (dilation): there is no kernel for it"
+        return f"{kind} with dilation={tuple(module.dilation)} is not supported"
     if any(module.output_padding):
-        return f"{kind} with zeros behind its output: there is no kernel for it"
+        return f"{kind} with output_padding={tuple(module.output_padding)} is not supported"
     return f"{kind} of {module.in_channels} to {module.out_channels} channels: too few to gain from packing"
 
 
 def _of_norm(module: nn.Module) -> str | None:
     if isinstance(module, nn.GroupNorm | _InstanceNorm):
-        return "a norm over channels whose form or place there is no kernel for"
+        return "this norm over channels is not supported in this form or position"
     if {"running_mean", "running_var"} <= set(module._buffers):
-        return "a batch norm that does not directly follow a convolution which could take it in"
+        return "a batch norm that does not directly follow a convolution: it cannot be folded"
     if type(module).__module__ == _ACTIVATIONS:
-        return "an activation with parameters of its own: it is no epilogue of a product"
+        return "an activation with parameters cannot be fused into a product"
     return None
 
 
 def _of_parameters(module: nn.Module) -> str:
-    """What its own forward does is not known; what it has says which rules cannot take it."""
+    """Return a reason from the shapes of the parameters, since the forward of the module is unknown."""
     parameters = {name: tuple(p.shape) for name, p in module._parameters.items() if p is not None}
     names = ", ".join(f"{name} {list(shape)}" for name, shape in list(parameters.items())[:3])
     names += f" and {len(parameters) - 3} more" if len(parameters) > 3 else ""
     most = max(sum(side > 1 for side in shape) for shape in parameters.values())
     if most <= 1:
-        return f"its own forward uses {names}: vectors, nothing to pack, and no norm that is known"
+        return f"its forward uses only vectors ({names}), but is not a supported norm"
     if module._modules:
-        return f"its own forward uses {names} itself, besides the modules in it: no linear and no table that a rule knows"
+        return f"its forward uses {names} directly, and is neither a linear nor a table lookup"
     if most == 2:
-        return f"its forward computes more than one product with {names}: it is neither a linear nor a table"
-    return f"its forward uses {names}: a parameter of several matrices, and not as experts are used"
+        return f"its forward uses {names}, but is neither a linear nor a table lookup"
+    return f"its forward uses {names} as a stack of matrices, but not as experts"

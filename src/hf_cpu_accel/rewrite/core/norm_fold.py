@@ -1,4 +1,4 @@
-"""A norm with fixed statistics as what it does to each channel, by which the convolution before it can do the same."""
+"""Fold a norm with fixed statistics into the convolution before it, as a scale and a shift per channel."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SMALLEST = 1e-20
 
 @dataclass(frozen=True, eq=False)
 class Fold:
-    """The norm behind a convolution, as what it is with fixed statistics: gain * output + shift, per channel.
+    """The norm after a convolution as gain * output + shift per channel.
 
     Attributes:
         gain, shift: [out_channels] float32.
@@ -23,25 +23,25 @@ class Fold:
     shift: Tensor
 
     def bias(self, bias: Tensor | None) -> Tensor:
-        """That of convolution and norm together, float32."""
+        """Return the bias of convolution and norm together, float32."""
         return self.shift if bias is None else torch.addcmul(self.shift, self.gain, bias.detach().float())
 
     def weight(self, weight: Tensor) -> Tensor:
-        """[out_channels, ...] of convolution and norm together, float32."""
+        """Return the weight [out_channels, ...] of convolution and norm together, float32."""
         return weight.detach().float() * self._per_row(weight)
 
     def lost(self, weight: Tensor) -> Tensor:
-        """Copies of the rows of `weight` that `unfolded` cannot tell, since they were multiplied by (nearly) nothing."""
+        """Return copies of the rows of `weight` that `unfolded` cannot recover, because their gain is close to zero."""
         return weight.detach()[self._small]
 
     def unfolded(self, weight: Tensor, lost: Tensor) -> Tensor:
-        """The weight of the convolution alone, up to rounding."""
+        """Return the weight of the convolution alone, up to rounding."""
         values = weight.float() / self._per_row(weight)
         values[self._small] = lost.float()
         return values
 
     def normalize(self, output: Tensor) -> Tensor:
-        """The norm of [N, C, H, W], in its dtype."""
+        """Return the normalized output [N, C, H, W], in its dtype."""
         shape = (-1, 1, 1)
         return torch.addcmul(self.shift.view(shape), output.float(), self.gain.view(shape)).to(output.dtype)
 
@@ -55,7 +55,7 @@ class Fold:
 
 @dataclass(frozen=True)
 class NormAfter:
-    """A norm that is folded into the convolution before it; `path` is its own."""
+    """A norm that is folded into the convolution before it; `path` is the path of the norm."""
 
     norm: nn.Module
     path: str

@@ -1,4 +1,4 @@
-"""What stand-ins with a packed weight have in common: to the outside the weight is still there."""
+"""Base class of modules with a packed weight, which still show their weight to other code."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ _saved: weakref.WeakKeyDictionary[nn.Module, weakref.ref[Tensor]] = weakref.Weak
 
 
 class PackedModule(Replacement):
-    """A module whose weight is packed in memory of its own.
+    """A module with a packed weight.
 
-    It has the bias parameter of the module that it stands for. The packed weight is deliberately neither parameter nor buffer, so
-    `model.to(torch.bfloat16)` does not touch it. `state_dict()` gives the names and shapes of the original, with dequantized
-    values.
+    It has the bias parameter of the original module. The packed weight is neither parameter nor buffer, so
+    `model.to(torch.bfloat16)` does
+    not change it. `state_dict()` has the names and shapes of the original, with dequantized values.
 
     Attributes:
-        bias: the very Parameter of the original, or None.
-        weight_dtype: dtype that the weight has for the outside; follows `model.to(dtype)`.
-        is_exact: whether `unpack` gives the very values that were packed, where their dtype can hold them.
-        rule: the name of the rule that put it in place.
-        is_computed: whether the weight was computed of other tensors (weight norm), which it has in the place of a weight.
+        bias: the Parameter of the original, or None.
+        weight_dtype: dtype of the weight for other code; follows `model.to(dtype)`.
+        is_exact: whether `unpack` returns exactly the values that were packed, if their dtype can hold them.
+        rule: the name of the rule that created it.
+        is_computed: whether the weight is computed from other tensors (weight norm), which the module has in place of a weight.
     """
 
     prefix = "Packed"
@@ -51,16 +51,16 @@ class PackedModule(Replacement):
     @property
     @abstractmethod
     def weight_shape(self) -> tuple[int, ...]:
-        """The shape in which the weight is known outside."""
+        """Return the shape of the original weight."""
 
     @property
     @abstractmethod
     def packed_dtype(self) -> str:
-        """What the weight is packed as, one of `packing.DTYPES`."""
+        """Return the dtype of the packed weight, one of `packing.DTYPES`."""
 
     @abstractmethod
     def unpack(self) -> Tensor:
-        """The dequantized weight, in the shape and dtype of the original."""
+        """Return the dequantized weight, in the shape and dtype of the original."""
 
     @property
     def weight(self) -> Tensor:
@@ -76,29 +76,29 @@ class PackedModule(Replacement):
         raise read_only()
 
     def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
-        """As `nn.Module` does it, which is asked for assignments, too; but no other weight.
+        """Register a parameter as `nn.Module` does, also for assignments, but reject a weight.
 
         Raises:
-            RuntimeError: `name` is the weight, or what `torch.nn.utils.prune` makes of it.
+            RuntimeError: `name` is the weight, or its name under `torch.nn.utils.prune`.
         """
         if name in ("weight", "weight_orig"):
             raise read_only()
         super().register_parameter(name, param)
 
     def whole_parameters(self) -> dict[str, Tensor | None]:
-        """Return the parameters under the names of the original's; a packed weight is a `LazyWeight`, which keeps no values."""
+        """Return the parameters under their original names; a packed weight is a `LazyWeight`, which stores no values."""
         if self.is_computed or "weight" in self._parameters:
             return dict(self._parameters)
         weight = LazyWeight(self.weight_shape, self.weight_dtype, self.unpack, {})
         return {"weight": weight, **self._parameters}
 
     def keep_original(self, weight: nn.Parameter) -> None:
-        """Hold the original beside the packed weight; `state_dict()` then gives its exact values."""
+        """Keep the original weight beside the packed one; `state_dict()` then has its exact values."""
         # In front of the bias, where the original has it: state_dict keys keep their order.
         self._parameters = {"weight": weight, **self._parameters}
 
     def keep_sources(self, original: nn.Module) -> None:
-        """Hold what the weight of `original` is computed of, as that holds it, so that `state_dict()` has it."""
+        """Keep the tensors from which `original` computes its weight, so that `state_dict()` has them."""
         self.is_computed = True
         self._parameters.update({**original._parameters, **self._parameters})
         self._modules.update(original._modules)
@@ -115,7 +115,7 @@ class PackedModule(Replacement):
         super()._save_to_state_dict(destination, prefix, keep_vars)
 
     def _saved_in(self, destination: dict[str, Any]) -> Tensor:
-        """The weight for a state dict: one tensor, where a module is at several paths, which savers store once."""
+        """Return the weight for a state dict: one tensor even if the module is at several paths, so that savers store it once."""
         last = _saved.get(self)
         saved = None if last is None else last()
         if saved is None or not any(value is saved for value in destination.values()):
@@ -130,7 +130,7 @@ class PackedModule(Replacement):
 
 
 def around_packed(root: nn.Module) -> list[nn.Module]:
-    """Return `root`, and the modules in it that modules with packed weights are in."""
+    """Return `root` and the modules in it that contain modules with packed weights."""
     found = {id(root): root}
     for path, module in root.named_modules():
         if hasattr(type(module), "whole_parameters"):
@@ -141,7 +141,7 @@ def around_packed(root: nn.Module) -> list[nn.Module]:
 
 
 def changed_dtype(dtype: torch.dtype, fn: Callable[[Tensor], Tensor]) -> torch.dtype:
-    """The dtype that `fn`, from `model.to(...)`, gives to weights of `dtype`.
+    """Return the dtype that `fn`, from `model.to(...)`, gives to weights of `dtype`.
 
     Raises:
         RuntimeError: it moves them to another device, or casts them to what the kernels do not compute in.
@@ -149,25 +149,25 @@ def changed_dtype(dtype: torch.dtype, fn: Callable[[Tensor], Tensor]) -> torch.d
     like_weight = fn(torch.empty(0, dtype=dtype))
     if like_weight.device.type != "cpu":
         raise RuntimeError(
-            f"cannot move a model accelerated for the CPU to {like_weight.device.type!r}: call hf_cpu_accel.restore first"
+            f"an accelerated model cannot be moved to {like_weight.device.type!r}: call hf_cpu_accel.restore first"
         )
     if like_weight.dtype not in (torch.float32, torch.bfloat16):
         raise RuntimeError(
-            f"an accelerated model computes in float32 or bfloat16, not in {like_weight.dtype}: "
+            f"an accelerated model cannot be cast to {like_weight.dtype}, only to float32 or bfloat16: "
             "call hf_cpu_accel.restore first"
         )
     return like_weight.dtype
 
 
 def check_inference(module: nn.Module, input: Tensor) -> None:
-    """Raise where more than inference is asked of `module`, whose ops have no derivative.
+    """Raise an error if `module` is used for more than inference, since its ops have no derivative.
 
     Raises:
         RuntimeError: `module` is in training mode, or a derivative with respect to `input` is computed.
     """
     if module.training:
         raise RuntimeError(
-            "an accelerated model does inference only: call model.eval(), or hf_cpu_accel.restore(model) to train it"
+            "an accelerated model runs inference only: call model.eval(), or hf_cpu_accel.restore(model) to train it"
         )
     if (input.requires_grad or in_forward_mode()) and not isinstance(input, LazyTensor):
         refuse_derivatives("an accelerated layer", input)  # a lazy tensor was made of inputs that were asked
@@ -180,7 +180,8 @@ def loading_refused() -> RuntimeError:
 
 
 def reads_weights(module: nn.Module) -> bool:
-    """Whether it is an encoder layer of torch's that reads the weights of its parts; with packed attention it calls them."""
+    """Return whether the module is an encoder layer of torch that reads the weights of its parts. With packed attention it calls
+    them instead."""
     if not isinstance(module, nn.TransformerEncoderLayer):
         return False
     return not isinstance(getattr(module.self_attn, "in_proj_weight", None), LazyWeight)

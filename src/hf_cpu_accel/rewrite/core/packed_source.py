@@ -1,8 +1,8 @@
-"""Packed weights that are taken from a file, where a model is loaded that was packed before.
+"""Read packed weights from a file, for a model that was packed and saved before.
 
-The stages and rules are those of any acceleration, so that the same layers come of it: what a rule would pack, it takes. The
-parameters that are in the file have no values. `placeholders` gives them some, so that a rule that tells a structure by what it
-computes still can; nothing is compared with them afterwards.
+The stages and rules are the same as without a file and create the same layers, but take packed weights instead of packing. The
+parameters in the file have no values. `placeholders` gives them random ones, so that rules that identify a structure by its output
+still work; nothing is compared with them afterward.
 """
 
 from __future__ import annotations
@@ -26,15 +26,16 @@ _MOST_NUMBERS, _STRIDES = 1 << 25, (1, 2, 3, 5, 7)
 
 
 class NotPacked(Exception):
-    """The rule did not pack this when the model was saved, so it does not now. The message says why, after "left because"."""
+    """The rule did not pack this weight when the model was saved, so it does not pack it now. The message is the reason for the
+    plan."""
 
 
 class PackedSource:
     """The packed weights of a file, for one model.
 
     Args:
-        model: its parameters are there, those in the file as placeholders.
-        weights: those of the file whose parameters the model has.
+        model: a model with all parameters, those of the file as placeholders.
+        weights: the weights of the file whose parameters the model has.
     """
 
     def __init__(self, model: nn.Module, weights: Sequence[SavedWeight]) -> None:
@@ -50,23 +51,23 @@ class PackedSource:
                 self._of[parameter.data_ptr()].append(weight)
 
     def has(self, parameter: Tensor) -> bool:
-        """Whether `parameter` is in a packed weight."""
+        """Return whether `parameter` is part of a packed weight."""
         return parameter.data_ptr() in self._of
 
     def move(self, address: int, new: int) -> None:
-        """The parameter that was at `address` is at `new` from here on."""
+        """Record that the parameter at `address` moves to `new`."""
         for weight in self._of.pop(address, ()):
             self._of[new].append(weight)
             places = self._parameters[id(weight)]
             self._parameters[id(weight)] = tuple(new if place == address else place for place in places)
 
     def dtype_of(self, parameter: Tensor, rule: str) -> str | None:
-        """What `parameter` was packed as by `rule`; None if that did not pack it."""
+        """Return the dtype in which `rule` packed `parameter`, or None if it did not."""
         weights = (weight for weight in self._of.get(parameter.data_ptr(), ()) if weight.rule == rule)
         return next((weight.packed.dtype for weight in weights), None)
 
     def take(self, parameters: Sequence[Tensor]) -> SavedWeight:
-        """The packed weight of all `parameters` in their order, by the rule that is at work.
+        """Return the packed weight of all `parameters` in their order, by the current rule.
 
         Raises:
             NotPacked: the file has none.
@@ -76,41 +77,41 @@ class PackedSource:
             if weight.rule == self.rule and self._parameters[id(weight)] == wanted:
                 self._left.pop(id(weight), None)
                 return weight
-        raise NotPacked("it was not packed in this form when the model was saved")
+        raise NotPacked("the saved file has no packed weight in this form")
 
     def together(self, parameter: Tensor) -> tuple[int, ...]:
-        """What tells with which others the rule at work packed `parameter`; empty if it did not."""
+        """Return a key of the parameters that the current rule packed together with `parameter`; empty if it did not pack it."""
         found = [weight for weight in self._of.get(parameter.data_ptr(), ()) if weight.rule == self.rule]
         return self._parameters[id(found[0])] if found else ()
 
     @property
     def left(self) -> list[SavedWeight]:
-        """Those that have not been taken."""
+        """Return the packed weights that no rule has used."""
         return list(self._left.values())
 
 
 _current: ContextVar[PackedSource | None] = ContextVar("packed source", default=None)
 
 
-def taking_from(source: PackedSource | None) -> AbstractContextManager[None]:
-    """Inside, rules take packed weights from `source`, unless it is None."""
+def use_source(source: PackedSource | None) -> AbstractContextManager[None]:
+    """Make rules use packed weights from `source` inside the context, unless it is None."""
     return within(_current, source)
 
 
 def source() -> PackedSource | None:
-    """Where packed weights are to be taken from; None where they are made."""
+    """Return the current source of packed weights, or None if rules pack."""
     return _current.get()
 
 
 def source_of(parameter: Tensor) -> PackedSource | None:
-    """Where the packed weight of `parameter` is to be taken from; None where it is made, as it always is of a computed one."""
+    """Return the source of the packed weight of `parameter`, or None if it is packed here, as computed weights always are."""
     current = _current.get()
     computed = None if current is None else current.computed
     return None if computed is not None and computed.data_ptr() == parameter.data_ptr() else current
 
 
-def taken(*parameters: Tensor) -> SavedWeight | None:
-    """The packed weight of `parameters` from the file; None where there is none, and it is to be made.
+def saved_weight(*parameters: Tensor) -> SavedWeight | None:
+    """Return the packed weight of `parameters` from the file, or None without a file.
 
     Raises:
         NotPacked: there is a file, and it has no such weight.
@@ -120,16 +121,17 @@ def taken(*parameters: Tensor) -> SavedWeight | None:
 
 
 def was_packed(parameter: Tensor, rule: str, otherwise: bool) -> bool:
-    """Whether `rule` packed `parameter` when the model was saved; `otherwise` where nothing was saved."""
+    """Return whether `rule` packed `parameter` when the model was saved; `otherwise` without a file."""
     current = source_of(parameter)
     return otherwise if current is None else current.dtype_of(parameter, rule) is not None
 
 
 def placeholders(parameters: Sequence[nn.Parameter]) -> list[nn.Parameter]:
-    """Parameters of these shapes and dtypes, each at an address of its own, that share the memory of the largest.
+    """Return parameters of these shapes and dtypes, each at its own address, that share the memory of the largest.
 
-    Their values are those of untrained weights, and no two rows of one are alike. Matrices are contiguous, as
-    grouped products want them, but for those so large (tables and heads) that no stage multiplies by them to see what they do.
+    Their values look like untrained weights, and no two rows of one are equal. Matrices are contiguous, as grouped products need
+    them,
+    except matrices so large (tables and heads) that no stage multiplies by them to identify a structure.
     """
     layouts = [_layout(tuple(parameter.shape)) for parameter in parameters]
     length = max((reach for _, reach in layouts), default=0) + _APART * len(parameters) + 1
@@ -146,7 +148,7 @@ def placeholders(parameters: Sequence[nn.Parameter]) -> list[nn.Parameter]:
 
 
 def mark_placeholder(parameter: nn.Parameter) -> None:
-    """Say that `parameter` has no values of its own; one that is tied to a packed one may have some."""
+    """Mark `parameter` as one without values of its own; a parameter that is tied to a packed one may have some."""
     parameter._is_placeholder = True  # type: ignore[attr-defined]
 
 
@@ -155,7 +157,7 @@ def is_placeholder(parameter: Tensor) -> bool:
 
 
 def _layout(shape: tuple[int, ...]) -> tuple[tuple[int, ...], int]:
-    """Strides, and how many numbers they reach over."""
+    """Return strides, and the number of values that they span."""
     strides = [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
     if len(shape) == 3:  # experts: each begins a little further
         strides[0] = _APART

@@ -1,4 +1,4 @@
-"""Functions of ours that host code calls, and that a recorder notes as one step each (`rewrite/recorded/recorder.py`)."""
+"""Functions of this package that host code calls and that a recorder records as one step each (`rewrite/recorded/recorder.py`)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RECORDER: ContextVar[Callable[[Any, tuple[Any, ...], dict[str, Any]], Any] | Non
 
 
 def recordable(function: Callable[P, T]) -> Callable[P, T]:
-    """`function`, of which a recorder sees the call and not what it does."""
+    """Return `function` such that a recorder records the call and not the ops inside."""
 
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:

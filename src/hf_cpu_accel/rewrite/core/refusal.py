@@ -1,4 +1,4 @@
-"""How a matcher says no: it returns a `Refusal`, whose reason `explain()` prints where one would expect a fusion."""
+"""Reasons why a matcher does not match: it returns a `Refusal`, which `explain()` prints where a fusion would be expected."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ LAYERS = frozenset(
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why a part is left as it is.
+    """The reason why a part is not replaced.
 
     Attributes:
-        reason: the obstacle, in words that go on after "left because".
-        yields: whether it is that the part is of another kind: a matcher of that kind has more to say.
+        reason: the text of the column "left because" of the plan.
+        yields: whether the part is of another kind, so that the reason of another matcher comes first.
     """
 
     reason: str
@@ -49,7 +49,7 @@ class Refusal:
 
 
 class Refused(Exception):
-    """Ends a reading from deep inside of it; `attempt` makes it the refusal that it carries."""
+    """Raised deep inside a matcher; `attempt` returns the refusal that it carries."""
 
     def __init__(self, refusal: Refusal) -> None:
         super().__init__(refusal.reason)
@@ -57,7 +57,7 @@ class Refused(Exception):
 
 
 def required(value: T | Refusal) -> T:
-    """`value`, if it is no refusal.
+    """Return `value` if it is not a refusal.
 
     Raises:
         Refused: it is one.
@@ -69,7 +69,7 @@ def required(value: T | Refusal) -> T:
 
 @dataclass(frozen=True)
 class RefusedPart:
-    """What a fuser refused where a fusion would have been expected: `structure` is what it looked for."""
+    """A part that was not fused where a fusion would be expected; `structure` is the structure of the matcher."""
 
     path: str
     structure: str
@@ -77,10 +77,10 @@ class RefusedPart:
 
 
 def refusal_items(refused: Sequence[RefusedPart], items: Sequence[PlanItem]) -> Iterator[PlanItem]:
-    """The rows of `explain()` for what was refused; of several refusals of one part, the first that does not yield.
+    """Yield the rows of `explain()` for refused parts; of several refusals of one part, the first that does not yield.
 
     Args:
-        items: the rows that are there: what is fused, holds a fused part or is in one needs no other.
+        items: the rows so far. A part that is fused, contains a fused part or is inside one needs no other row.
     """
     told = {item.name for item in items if item.structure in LAYERS}
     fused = [item.name for item in items if item.structure in LAYERS and item.reason is None]
@@ -95,7 +95,7 @@ def refusal_items(refused: Sequence[RefusedPart], items: Sequence[PlanItem]) -> 
 
 
 def is_listed(root: nn.Module, path: str) -> bool:
-    """Whether that is a member of a list of modules."""
+    """Return whether the module at `path` is a member of a list of modules."""
     above, _, name = path.rpartition(".")
     return name.isdigit() and isinstance(root.get_submodule(above), nn.ModuleList | nn.Sequential)
 

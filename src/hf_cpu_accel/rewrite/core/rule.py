@@ -17,22 +17,22 @@ class Match:
     """A structure that a rule recognized.
 
     Attributes:
-        module, path: where.
-        found: what the rule wants to know again in `apply`.
+        module, path: the module and its path.
+        data: the result of `match` that `apply` needs.
     """
 
     module: nn.Module
     path: str
-    found: Any
+    data: Any
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a match.
+    """The result of applying a rule.
 
     Attributes:
-        items: one per module considered, for the plan.
-        handled: the modules that no other rule must look at.
+        items: one row of the plan per module considered.
+        handled: the modules that no other rule gets.
     """
 
     items: tuple[PlanItem, ...]
@@ -42,9 +42,9 @@ class Outcome:
 class Rule(Protocol):
     """One kind of rewrite.
 
-    `match` only looks. `apply` builds the replacement, compares it with the original if `config.verify`, and puts it in
-    place through `context.journal`, which is how it is undone; if it does not agree, the original stays and the items
-    say so.
+    `match` changes nothing. `apply` builds the replacement and compares it with the original if `config.verify` is set. It
+    replaces the
+    original through `context.journal`, which can undo that. If the two differ, the original stays and the items give the reason.
     """
 
     name: str
@@ -55,7 +55,7 @@ class Rule(Protocol):
 
 
 def apply_rule(rule: Rule, match: Match, context: Context) -> Outcome:
-    """`rule.apply`; where packed weights are taken from a file, and this rule had no part in them, nothing is done."""
+    """Run `rule.apply`. With packed weights from a file that this rule did not write, it does nothing."""
     around = context.rule
     set_rule(rule.name, context)
     try:
@@ -67,7 +67,7 @@ def apply_rule(rule: Rule, match: Match, context: Context) -> Outcome:
 
 
 def set_rule(name: str, context: Context) -> None:
-    """Have `name` be the rule at work."""
+    """Make `name` the current rule."""
     context.rule = name
     saved = source()
     if saved is not None:

@@ -1,11 +1,13 @@
-"""Copies of modules that share their weights: what is looked at is run as a shadow, so that nothing of the model itself is touched.
+"""Copies of modules that share their weights. Matchers run these shadows, so that the model itself stays untouched.
 
-A model may be serving while a part of it is looked at. The shadow of a tree of modules has the same parameters, buffers and plain
-attributes, but modules, and dictionaries to put parameters and hooks into, of its own. No hooks are called in it: neither
-torch's, which belong to the user, nor those that diffusers and accelerate put in the place of a forward.
+A model may serve requests while a part of it is matched. The shadow of a tree of modules has the same parameters, buffers and plain
+attributes, but its own modules and its own dictionaries for parameters and hooks. It calls no hooks: neither those of torch,
+which belong
+to the user, nor forwards that diffusers and accelerate set.
 
-The weights are still the model's. A forward that writes to them (an adapter of peft takes itself out when it is called switched
-off, and remembers that) is not let do so: see `running`.
+The weights are still those of the model. A forward that writes to them is stopped, for example an adapter of peft that unmerges
+itself
+when it is called while disabled: see `running`.
 """
 
 from __future__ import annotations
@@ -53,19 +55,19 @@ class Shadow:
         self.module = self.of(root)
 
     def of(self, module: M) -> M:
-        """The copy of `module`, or itself where it is none of the tree."""
+        """Return the copy of `module`, or `module` itself if it is outside of the tree."""
         made: M = self._copies.get(id(module), module)
         return made
 
     def original(self, copied: M) -> M:
-        """What `copied` is the copy of, or itself where it is none."""
+        """Return the original of `copied`, or `copied` itself if it is no copy."""
         original: Any = self._originals.get(id(copied), copied)
         made: M = original
         return made
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Inside, the copies may be called: nothing is learnt from that, and nothing is written to what they share.
+        """Allow calls of the copies inside the context. Nothing is measured there, and writes to shared tensors raise.
 
         Raises:
             OwnError: of `Refused`, in the place of an op that writes to a parameter or buffer.
@@ -97,7 +99,7 @@ class Shadow:
         made.__dict__.update(held)
 
     def _mapped(self, value: Any, depth: int) -> Any:
-        """`value` with copies for modules, and methods of copies for those of modules."""
+        """Return `value` with copies in place of modules, and with methods of copies in place of methods of modules."""
         if isinstance(value, nn.Module):
             return self.of(value)
         if isinstance(value, Override):
@@ -120,7 +122,7 @@ class Shadow:
 
 
 def _buffers(module: nn.Module) -> dict[str, Tensor | None]:
-    """For a shadow of `module`: its buffers, or copies in a module that has nothing else, since rotary positions that depend on the
+    """Return the buffers for a shadow of `module`: copies if the module has nothing else, since rotary positions that depend on the
     length write to theirs in every call."""
     buffers = dict(module._buffers)
     if module._parameters or module._modules:
@@ -131,18 +133,18 @@ def _buffers(module: nn.Module) -> dict[str, Tensor | None]:
 
 
 def hooks_a_forward(module: nn.Module) -> bool:
-    """Whether a hook of diffusers or accelerate stands in the place of its forward."""
+    """Return whether a hook of diffusers or accelerate replaces the forward of the module."""
     state = vars(module)
     return "forward" in state and (HOOKS_OF_DIFFUSERS in state or _OF_ACCELERATE[0] in state)
 
 
 def shadow_of(module: M) -> M:
-    """The copy of `module`."""
+    """Return a shadow copy of `module`."""
     return Shadow(module).of(module)
 
 
 def _refuse_writes(addresses: set[int], op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Around ops: none may write to the memory at these addresses."""
+    """Run an op, and refuse it if it writes to the memory at these addresses."""
     if op._schema.is_mutable:
         with ours():
             _check(addresses, op._schema, args, kwargs)
@@ -157,7 +159,7 @@ def _check(addresses: set[int], schema: Any, args: tuple[Any, ...], kwargs: dict
 
 
 def _address(tensor: Tensor) -> int:
-    """Of its memory; 0 if it has none of its own."""
+    """Return the address of the memory of a tensor, or 0 if it has none of its own."""
     if type(tensor) not in (Tensor, nn.Parameter, nn.Buffer) or tensor.layout is not torch.strided:
         return 0
     return tensor.untyped_storage().data_ptr()

@@ -1,4 +1,4 @@
-"""What foreign code asks torch for while it runs: the one tracer, told by tables of what to listen to."""
+"""The tracer: report the calls that foreign code makes to torch, to listeners by function or op."""
 
 from __future__ import annotations
 
@@ -28,37 +28,38 @@ def traced(
     *,
     ops: Mapping[Any, Listener] | None = None,
     functions: Mapping[Any, Listener] | None = None,
-    answers: Mapping[Any, Callable[..., Any]] | None = None,
+    replacements: Mapping[Any, Callable[..., Any]] | None = None,
 ) -> Iterator[None]:
-    """Inside, the calls that this thread makes are told to listeners, in their order.
+    """Call listeners for the calls that this thread makes inside the context, in their order.
 
     Args:
         ops: {op below autograd, such as `torch.ops.aten.embedding.default`: listener}.
-        functions: {function of torch as Python calls it, such as `torch.softmax`: listener}. What such a function calls in turn is
-            not told.
-        answers: {op: function that is called in its place, with its arguments}.
+        functions: {function of torch as Python calls it, such as `torch.softmax`: listener}. Functions that it calls in turn are
+            not
+            reported.
+        replacements: {op: function that is called in its place, with its arguments}.
 
     Raises:
-        OwnError: what a listener or an answer raises, for `attempt`.
+        OwnError: an error of a listener or a replacement, for `attempt`.
     """
     with (
         AroundFunctions(partial(_tell, functions or {}, {})),
-        AroundOps(partial(_tell, ops or {}, answers or {})),
+        AroundOps(partial(_tell, ops or {}, replacements or {})),
     ):
         yield
 
 
 def _tell(
     listeners: Mapping[Any, Listener],
-    answers: Mapping[Any, Callable[..., Any]],
+    replacements: Mapping[Any, Callable[..., Any]],
     func: Any,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Any:
-    answer = answers.get(func)
-    if answer is not None:
+    replacement = replacements.get(func)
+    if replacement is not None:
         with ours():
-            return answer(*args, **kwargs)
+            return replacement(*args, **kwargs)
     output = func(*args, **kwargs)
     listener = listeners.get(func)
     if listener is not None:

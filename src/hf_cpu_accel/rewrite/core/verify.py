@@ -1,4 +1,4 @@
-"""Does a replacement compute what the original computes?"""
+"""Compare the output of a replacement with the output of the original."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ DISAGREES = "its replacement differs by"  # how the sentences begin that `disagr
 
 
 def probe(features: int, dtype: torch.dtype, *, seed: int = 0) -> Tensor:
-    """A random input [2, 3, features], the same in every call."""
+    """Return a random input [2, 3, features], the same in every call."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(_BATCH, _TOKENS, features, generator=generator).to(dtype)
 
 
 def row_error(candidate: object, reference: object) -> float:
-    """The largest relative error over the rows (last dimension) of two tensors.
+    """Return the largest relative error over the rows (last dimension) of two tensors.
 
-    It is inf where one of them is no tensor, shapes differ, or one holds NaN.
+    It is inf if one of them is not a tensor, if shapes differ, or if one has NaN.
     """
     if not isinstance(candidate, Tensor) or not isinstance(reference, Tensor):
         return float("inf")
@@ -38,7 +38,7 @@ def row_error(candidate: object, reference: object) -> float:
 
 
 def row_errors(candidate: Tensor, reference: Tensor) -> Tensor:
-    """Of each row, float64; NaN where one of the two holds NaN."""
+    """Return the relative error of each row, float64; NaN where one of the two has NaN."""
     expected = reference.double()
     norms = expected.norm(dim=-1)
     floor = (norms.max() * SMALL_ROW).clamp_min(1e-12)
@@ -46,7 +46,8 @@ def row_errors(candidate: Tensor, reference: Tensor) -> Tensor:
 
 
 def are_probabilities(value: Tensor) -> bool:
-    """Whether it is attention weights [B, heads, L, keys], which some layers return unasked and callers do not read."""
+    """Return whether `value` is attention weights [B, heads, L, keys], which some layers return without being asked and callers
+    ignore."""
     sums = value.float().sum(dim=-1)
     return value.dim() == 4 and ROW_SUMS.holds(sums, torch.ones_like(sums))
 
@@ -54,14 +55,15 @@ def are_probabilities(value: Tensor) -> bool:
 def surely_within(
     candidate: Tensor, reference: Tensor, allowed: float, *, rows: Tensor | None = None
 ) -> bool:
-    """Whether every row's error is below `allowed`, in few ops and without float64, for where one answer decides whether to go on.
+    """Return whether every row's error is below `allowed`, in few ops and without float64.
 
-    False says nothing: a row is near the bound, or beyond it, or numbers are so large (or none) that `row_errors` has to say.
+    False decides nothing: a row may be near the bound or beyond it, or values so large (or missing) that only `row_errors` can
+    tell.
 
     Args:
         candidate, reference: floating point [..., N], of the same shape and not empty.
         allowed: as for `row_error`.
-        rows: bool [...], those that count, or None for all.
+        rows: bool [...], the rows that count, or None for all.
     """
     expected = reference.float()
     norms = torch.linalg.vector_norm(expected, dim=-1)
@@ -76,11 +78,12 @@ def surely_within(
 
 
 def computes_alike(candidate: object, reference: object, tolerance: float, *, quantizes: bool) -> bool:
-    """Whether two computations with the same packed weights are one, up to rounding: `row_error` within `tolerance`.
+    """Return whether two computations with the same packed weights agree up to rounding: `row_error` within `tolerance`.
 
     Args:
-        quantizes: they quantize what passes through them. A number between two steps may go to either, which moves the few rows
-            that have one by more than rounding does. Three of four rows are held to a tenth of the tolerance.
+        quantizes: whether they quantize intermediate values. A value between two steps may round either way, which moves a few
+            rows by
+            more than rounding does. Three of four rows must be within a tenth of the tolerance.
     """
     error = row_error(candidate, reference)
     if error <= tolerance or not quantizes:
@@ -91,18 +94,18 @@ def computes_alike(candidate: object, reference: object, tolerance: float, *, qu
 
 
 def tolerance(dtype: str, compute: torch.dtype) -> float:
-    """What `row_error` may reach for a weight packed as `dtype` in a model that computes in `compute`."""
+    """Return the bound of `row_error` for a weight packed as `dtype` in a model that computes in `compute`."""
     rounding = PACKED.bfloat16 if compute is torch.bfloat16 else 0.0
     return max(PACKED.of(dtype), rounding)
 
 
 def disagreement(candidate: object, reference: object, dtype: str, compute: torch.dtype) -> str | None:
-    """None if the two agree, else a sentence for the plan."""
+    """Return None if the two agree, else a reason for the plan."""
     return beyond(tolerance(dtype, compute), candidate, reference)
 
 
 def beyond(allowed: float, candidate: object, reference: object) -> str | None:
-    """None if `row_error` of the two is within `allowed`, else a sentence for the plan."""
+    """Return None if `row_error` of the two is within `allowed`, else a reason for the plan."""
     error = row_error(candidate, reference)
     if error <= allowed:
         return None
@@ -110,13 +113,13 @@ def beyond(allowed: float, candidate: object, reference: object) -> str | None:
 
 
 def run(module: nn.Module, *inputs: Tensor) -> Any:
-    """`module.forward(*inputs)` without gradients; what it only promises is made, so that what it cannot do shows now."""
+    """Return `module.forward(*inputs)` without gradients; a lazy output is computed, so that errors show now."""
     with torch.no_grad():
         output = module.forward(*inputs)
         return output.tensor if isinstance(output, LazyTensor) else output
 
 
 def run_alone(module: nn.Module, *inputs: Tensor) -> Tensor | None:
-    """The same, or None if the module does not take them or gives no tensor."""
+    """Return `run(module, *inputs)`, or None if the module raises or returns no tensor."""
     output = call_foreign(run, module, *inputs)
     return output if isinstance(output, Tensor) else None

@@ -1,7 +1,8 @@
-"""`parameters()` of accelerated models: packed weights are among them, in their places, as values that are unpacked when read.
+"""List packed weights in `parameters()` of accelerated models, as values that are unpacked when read.
 
-A loop that writes to all parameters raises at the first of them, instead of writing to the rest alone. Counts of parameters are
-those of the original, and `get_memory_footprint()` is what the weights take in their packed form.
+A loop that writes to all parameters raises at the first packed one, instead of writing to the rest alone. Counts of parameters
+equal
+those of the original, and `get_memory_footprint()` returns the size of the packed weights.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _FOOTPRINT, _WHOLE = "get_memory_footprint", "whole_parameters"
 
 
 class NamedParameters(Override):
-    """`named_parameters` of a module that is packed, or that packed ones are in; `parameters` calls it.
+    """`named_parameters` of a packed module, or of one that contains packed modules; `parameters` calls it.
 
     `remove_duplicate=False` gives the registered parameters alone. torch exporters pass it to find the places that they put other
     tensors into, and a packed weight has none.
@@ -42,7 +43,7 @@ class NamedParameters(Override):
 
     @property
     def __func__(self) -> Callable[..., Any]:
-        """The method of the class, as of a bound method, which Dynamo asks for."""
+        """Return the method of the class, as a bound method does, since Dynamo reads it."""
         method: Callable[..., Any] = getattr(type(self.model), self.name)
         return method
 
@@ -68,7 +69,7 @@ class MemoryFootprint(Override):
 
 
 def show_packed_weights(context: Context) -> None:
-    """Have packed modules, and those that they are in, give packed weights as parameters; models count their bytes."""
+    """Make packed modules, and modules that contain them, list packed weights as parameters and count their bytes."""
     paths = {id(module): path for path, module in context.root.named_modules()}
     packed = [module for module in context.root.modules() if hasattr(type(module), _WHOLE)]
     around = around_packed(context.root) if packed else []
@@ -81,14 +82,14 @@ def show_packed_weights(context: Context) -> None:
 
 
 def _packed_bytes(context: Context, path: str) -> int:
-    """The sizes of the packed weights below a path."""
+    """Return the size in bytes of the packed weights below a path."""
     return sum(
         item.packed_bytes for item in context.items if not path or f"{item.name}.".startswith(f"{path}.")
     )
 
 
 def _whole(module: nn.Module) -> Iterable[tuple[str, Any]]:
-    """(name, parameter) of the module itself, as the original has them."""
+    """Return (name, parameter) pairs of the module itself, as the original has them."""
     whole = getattr(type(module), _WHOLE, None)
     return (module._parameters if whole is None else whole(module)).items()
 

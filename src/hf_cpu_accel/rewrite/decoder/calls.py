@@ -142,9 +142,9 @@ def _run_prompt(owner: Any, layers: list[tuple[str, nn.Module]], *, crosses: boo
     with torch.no_grad(), shadow.running():
         outputs = call_foreign(shadow.module, **prompt)
     if isinstance(outputs, Refusal):
-        return Refusal(f"given a prompt and a cache, {outputs.reason}")
+        return Refusal(f"a call with a prompt and a cache failed: {outputs.reason}")
     if [id(shadow.original(module)) for module, _, _ in trace] != [id(layer) for _, layer in layers]:
-        return Refusal(f"{type(owner).__name__} does not call its layers once each and in their order")
+        return Refusal(f"{type(owner).__name__} does not call its layers once each in order")
     calls = [_call(*call) for call in trace]
     made = tuple(call for call in calls if call is not None)
     values = (

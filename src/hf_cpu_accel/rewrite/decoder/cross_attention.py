@@ -21,7 +21,7 @@ class EncoderMemory:
 
     Attributes:
         states: [B, length, C].
-        mask: as the host made it, readable by `padding_of`, or None.
+        mask: as the host made it, readable by `key_padding`, or None.
         cache: transformers' EncoderDecoderCache, or None where nothing is kept.
     """
 
@@ -34,7 +34,7 @@ class EncoderMemory:
 
     def padding(self) -> Tensor | None:
         """bool [B, length], True where there is a token, or None."""
-        return None if self.mask is None else padding_of(self.mask, self.states.shape[0])
+        return None if self.mask is None else key_padding(self.mask, self.states.shape[0])
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class CrossArguments:
     cross_rows: Tensor | None
 
 
-def padding_of(mask: Tensor, batch: int) -> Tensor | None:
+def key_padding(mask: Tensor, batch: int) -> Tensor | None:
     """bool [batch, length] if that is what `mask` [B, 1, q_len, length] says, the same for all queries; else None.
 
     In numbers that are added to scores it says so by zeros, and by the smallest number where padding is (NLLB-MoE, Speech2Text).

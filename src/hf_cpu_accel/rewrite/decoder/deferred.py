@@ -19,7 +19,7 @@ from hf_cpu_accel.ops.decoder.layers import BoundLayers, DecoderLayer, bind
 from hf_cpu_accel.patching.hooks import has_foreign_hook, is_collecting
 from hf_cpu_accel.rewrite.decoder.caches import storage_of
 from hf_cpu_accel.rewrite.decoder.cross_attention import CrossArguments, EncoderMemory, cross_arguments
-from hf_cpu_accel.rewrite.decoder.masks import padding_of, same_mask
+from hf_cpu_accel.rewrite.decoder.masks import same_mask, start_and_mask
 from hf_cpu_accel.rewrite.decoder.role import Bound, BoundLayer
 
 if TYPE_CHECKING:
@@ -230,7 +230,7 @@ def _run_together(hidden_states: Tensor, calls: Sequence[Call]) -> Tensor:
         if read:
             longest = max(read, key=lambda pair: pair[0])[1]
             rows, dropped = longest.rows, longest.dropped
-    start, mask = padding_of([call.mask for call in calls if call.states is None], cache, dropped)
+    start, mask = start_and_mask([call.mask for call in calls if call.states is None], cache, dropped)
     tables: dict[int, tuple[Tensor, Tensor]] = {}  # in the order in which the layers were bound to them
     for call in calls:
         group = call.rotary_group

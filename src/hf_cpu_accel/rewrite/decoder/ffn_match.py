@@ -27,8 +27,8 @@ from hf_cpu_accel.tolerance import TRACED
 K = TypeVar("K")
 
 OTHER_ROUTING = (
-    "its tokens do not go to the experts with the highest scores, as where groups of experts are chosen first (n_group): "
-    "its parts run one by one"
+    "its router does not choose the experts with the highest scores (it may choose groups first, n_group): "
+    "its parts run separately"
 )
 _SCORINGS: tuple[Literal["softmax", "sigmoid"], ...] = ("softmax", "sigmoid")
 
@@ -162,7 +162,7 @@ class FeedForwardMatcher:
         if form is None:
             return None
         if form[0] and last.linear.in_features % PANEL_FEATURES:
-            self.reason = f"its gate has {last.linear.in_features} features, no multiple of {PANEL_FEATURES}"
+            self.reason = f"its gate has {last.linear.in_features} features, which is not a multiple of {PANEL_FEATURES}"
             return None
         gated, activation, norm = form
         parts = FeedForwardParts(run, gated, activation, down, norm)

@@ -36,7 +36,7 @@ from hf_cpu_accel.rewrite.linear.tensor_parallel import BETWEEN, is_joined
 from hf_cpu_accel.tolerance import EXACT
 
 STRUCTURE = "decoder layer"
-WATCHED = "hooks, a forward of its own or skip_modules are in its way: its parts run one by one"
+WATCHED = "it has hooks or a replaced forward, or skip_modules names a part of it: its parts run separately"
 
 
 def fuse_decoder_layers(context: Context) -> list[PlanItem]:
@@ -123,7 +123,7 @@ class _Reader:
             biases = self._biases(layer, copied, call, trace)
             dtype = call.hidden_states.dtype
             if biases is None:
-                return Refusal("what it adds to its scores comes from no table of distances")
+                return Refusal("its attention bias does not come from a table of relative distances")
             parts = match_layer(copied, trace, biases.own, dtype)
             if isinstance(parts, Refusal):
                 return parts
@@ -131,13 +131,13 @@ class _Reader:
             # A mask of a few tokens with its values does not show a window; what attention is told does.
             window = mask.window if isinstance(mask, CausalMask) else trace.attention[0].window
             if parts.hides and window is not None:
-                return Refusal("it has a window of its own, and one that it is told")
+                return Refusal("it has two attention windows: its own and one from its arguments")
             form = form_of(mask, window)
             slopes = None if parts.alibi is None else self._slopes(call, parts.alibi)
             if form is None:
-                return Refusal("its mask is of no form that is known")
+                return Refusal("the form of its attention mask is not supported")
             if slopes is None and parts.alibi is not None:
-                return Refusal("its slopes (ALiBi) are not in what it is given")
+                return Refusal("its ALiBi slopes are not among its arguments")
             alibi = None if slopes is None else slopes.slopes
             role = role_of(
                 dataclasses.replace(parts, window=parts.window if parts.hides else window, alibi=alibi),
@@ -148,14 +148,14 @@ class _Reader:
                 slopes,
             )
             if role is None:
-                return Refusal("it returns what only itself can make")
+                return Refusal("it returns values that the fused layer does not compute")
             if trace.takes is not None:
                 if trace.takes not in self.kept:
-                    return Refusal("it takes keys and values of a layer that is not fused")
+                    return Refusal("it uses keys and values of a layer that is not fused")
                 role = dataclasses.replace(role, cache_index=self.kept[trace.takes])
             role = self._turning(role, layer, copied, call, biases)
             if role is None:
-                return Refusal("no use of its rotary tables that is known gives what it computes")
+                return Refusal("its use of the rotary tables is not supported")
             kind = type(layer), type(role.parts.ffn)
             if source() is not None and kind in self.compared:  # each was, when these weights were packed
                 return role
@@ -166,7 +166,9 @@ class _Reader:
             with shadow.running():
                 is_off = error > verification.tolerance and not verification.is_rounding(role)
             if is_off:
-                return Refusal(f"fused it would be off by {error:.1e} (allowed {verification.tolerance:.0e})")
+                return Refusal(
+                    f"the fused version differs by {error:.1e} (allowed {verification.tolerance:.0e})"
+                )
             self.compared.add(kind)
             return role
 

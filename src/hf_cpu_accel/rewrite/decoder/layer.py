@@ -24,7 +24,7 @@ from hf_cpu_accel.providers.layer import native_everywhere
 from hf_cpu_accel.rewrite.attention.paged import in_place
 from hf_cpu_accel.rewrite.core.packed_module import check_inference
 from hf_cpu_accel.rewrite.decoder.caches import cross_layer, start_of, storage_of
-from hf_cpu_accel.rewrite.decoder.cross_attention import EncoderMemory, padding_of
+from hf_cpu_accel.rewrite.decoder.cross_attention import EncoderMemory, key_padding
 from hf_cpu_accel.rewrite.decoder.deferred import Call, DeferredHiddenStates, is_handed_on
 from hf_cpu_accel.rewrite.decoder.experts_parts import MixtureParts
 from hf_cpu_accel.rewrite.decoder.masks import attending, has_padded_queries, tokens_of, understood
@@ -76,7 +76,7 @@ class FusedDecoderLayer(BoundLayer):
             of_own_keys({**arguments, **self._beside(arguments)}, hidden_states.shape[1]),
             tokens=attending(call.mask, hidden_states.shape[1]),
             moves_rows=isinstance(self.role.parts.ffn, MixtureParts),
-            dtype=None if call.cache is None else self._kept_as(call.cache),
+            dtype=None if call.cache is None else self._storage_dtype(call.cache),
             caches=self._caches(arguments),
         )
 
@@ -86,7 +86,7 @@ class FusedDecoderLayer(BoundLayer):
         beside: dict[str, Any] = {role.cache: None} if role.cache in arguments else {}
         return beside if role.shared is None else {**beside, role.shared: copy.copy(arguments[role.shared])}
 
-    def _kept_as(self, cache: Cache) -> str | None:
+    def _storage_dtype(self, cache: Cache) -> str | None:
         """The dtype that `cache` keeps keys and values in, where it was asked for."""
         dtype = getattr(cache.layers[self.role.cache_index], "storage_dtype", None)
         return None if dtype is None else str(dtype).removeprefix("torch.")
@@ -115,7 +115,7 @@ class FusedDecoderLayer(BoundLayer):
             return None
         given = role.arguments(args, kwargs)
         q_len = hidden_states.shape[1]
-        if given is None or not self._given_as_expected(given, q_len):
+        if given is None or not self._has_arguments(given, q_len):
             return None
         cache, mask, memory = given.cache, given.mask, None
         if role.encoder is not None:
@@ -145,7 +145,7 @@ class FusedDecoderLayer(BoundLayer):
             given.shared[role.takes][0].tensor  # noqa: B018 (hidden states that do not come of that layer do not have it run)
         return Call(self, cache, mask, given.rotary, relative, memory, given.per_layer, keeps, takes)
 
-    def _given_as_expected(self, given: LayerArguments, q_len: int) -> bool:
+    def _has_arguments(self, given: LayerArguments, q_len: int) -> bool:
         """Whether what must be given is there: rotary tables of `q_len` positions, a mask, the role's position biases."""
         role = self.role
         if role.rotary is not None and not role.rotary.fits(given.rotary, q_len):
@@ -216,7 +216,7 @@ class FusedDecoderLayer(BoundLayer):
         """What the layer looks at in an encoder's output; None if the op cannot."""
         if not isinstance(states, Tensor) or states.dim() != 3 or states.shape[0] != hidden_states.shape[0]:
             return None
-        if mask is not None and (not isinstance(mask, Tensor) or padding_of(mask, len(states)) is None):
+        if mask is not None and (not isinstance(mask, Tensor) or key_padding(mask, len(states)) is None):
             return None
         if cache is not None and cross_layer(cache, self.role.cache_index) is None:
             return None

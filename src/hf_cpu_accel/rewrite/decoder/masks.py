@@ -81,7 +81,7 @@ def _of_last(mask: CausalMask, kept: KeptHeads) -> CausalMask | None:
     return made if torch.equal(made.tensor, mask.tensor) else None
 
 
-def padding_of(
+def start_and_mask(
     masks: Sequence[CausalMask | Tensor | None], cache: Cache | None, dropped: int
 ) -> tuple[Tensor | None, Tensor | None]:
     """The op's `start` and `mask`: the masks of the calls tell, and the cache remembers for steps that come without one.

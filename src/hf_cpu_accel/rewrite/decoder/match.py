@@ -29,7 +29,7 @@ from hf_cpu_accel.rewrite.experts.layer import PackedExperts
 from hf_cpu_accel.rewrite.linear.layer import PackedLinear
 from hf_cpu_accel.rewrite.linear.linear_run import LinearRun, side_by_side
 
-OTHER = "it does something that the fused layer does not, or is watched or skipped: its parts run one by one"
+OTHER = "it has operations that the fused layer does not support: its parts run separately"
 
 
 def match_layer(
@@ -70,39 +70,37 @@ class _Matcher:
         if not len(trace.stored) == len(trace.attention) == attentions:
             self.is_other_kind = True  # an encoder layer that could be a decoder's, say
             return self._left(
-                f"attention was seen {len(trace.attention)} times and the cache filled {len(trace.stored)} times, "
-                f"where {attentions} was expected"
+                f"it calls attention {len(trace.attention)} times and updates the cache {len(trace.stored)} times, "
+                f"expected {attentions}"
             )
         if trace.clips:
-            return self._left("it bounds what its projections give")
+            return self._left("it clamps the outputs of its projections")
         if not self._covers_all():
             return None
         projections = self._projections()
         qkv = side_by_side([call.linear for call in projections], self.paths)
         if len(projections) < len(before) or qkv is None or not middle:
-            return self._left("its projections of queries, keys and values are not packed side by side")
+            return self._left("its query, key and value projections are not packed side by side")
         output, *rest = middle[len(projections) - len(before) :]
         entering = self.norms.between(trace.input, projections[0].input)
         if not entering or any(differ(c.input, projections[0].input) for c in projections):
-            return self._left(
-                "its projections are given something else than hidden states, or a norm of them"
-            )
+            return self._left("its projections do not read hidden_states or a norm of them")
         if not isinstance(output, LinearCall) or not isinstance(trace.output, Tensor):
             return None
         crossing = None
         if trace.encoder is not None:
             crossing = match_cross_attention(self.layer, trace, self.paths, rest, after)
             if crossing is None:
-                return self._left("its attention to the encoder is of another kind")
+                return self._left("its cross-attention is not supported")
             rest = after[1:]
         raw = torch.cat([c.output for c in sorted(projections, key=lambda c: c.linear.index)], dim=-1)
         heads = self._heads(raw)
         if heads is None:
-            return self._left("what its cache is given is not what its projections give, perhaps with a norm")
+            return self._left("its cached keys and values are not its projections, optionally normalized")
         finish = self._finish(raw, output)
         if finish is None:
             return self._left(
-                "what its output projection is given is not what attention gives, perhaps with a norm and a gate"
+                "its output projection does not read the output of attention, optionally with a norm and a gate"
             )
         attention = Branch(projections[0].input, output.output)
         cross = None if crossing is None else crossing[1]
@@ -125,7 +123,9 @@ class _Matcher:
             else Scores(scale_of(call))
         )
         if scores is None:
-            return self._left("its scores are not scaled products of queries and keys, perhaps with ALiBi")
+            return self._left(
+                "its attention scores are not scaled products of queries and keys, optionally with ALiBi"
+            )
         return DecoderParts(
             qkv=qkv,
             heads=call.query.shape[1],
@@ -229,5 +229,5 @@ class _Matcher:
             yield from ((ffn.parts, way) for way in ways)
 
     def _left(self, reason: str) -> DecoderParts | None:
-        self.reason = f"{reason}: its parts run one by one"
+        self.reason = f"{reason}: its parts run separately"
         return None

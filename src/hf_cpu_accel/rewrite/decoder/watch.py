@@ -30,8 +30,8 @@ from hf_cpu_accel.rewrite.linear.layer import PackedLinear
 
 _OPS = torch.ops.hf_cpu_accel
 _CLIPS = (torch.ops.aten.clamp.default, torch.ops.aten.clamp_.default)
-OTHER_STATE = "it keeps a state besides keys and values: its parts run one by one"
-_OF_SOME = "it gives some of its tokens alone to linears, as routers do: its parts run one by one"
+OTHER_STATE = "it keeps state besides keys and values: its parts run separately"
+_OF_SOME = "it passes only some tokens to its linears, as routers do: its parts run separately"
 _IMPLEMENTATION = "_attn_implementation_internal"
 
 
@@ -220,7 +220,7 @@ class _PackedCalls:
             Refused: it is none of the layer's own.
         """
         linear = self.packed.get(weight.data_ptr())
-        return required(Refusal("it calls a linear that is not its own") if linear is None else linear)
+        return required(Refusal("it calls a linear of another module") if linear is None else linear)
 
     def _note(self, call: OpCall) -> None:
         self.trace.stages[min(len(self.trace.stored), 2)].append(call)

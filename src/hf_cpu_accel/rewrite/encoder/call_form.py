@@ -62,7 +62,7 @@ class CallForm:
             return output
         made, *rest = output if isinstance(output, tuple) else (output,)
         if not isinstance(made, Tensor) or made.shape != states.shape:
-            return Refusal("it does not return hidden states as it takes them")
+            return Refusal("it does not return hidden states of the input's shape")
         made = made.view(hidden_states.shape)
         return (made, *rest) if isinstance(output, tuple) else made
 

@@ -26,7 +26,7 @@ from hf_cpu_accel.tolerance import ENCODER_LAYER, MEASURED_SCALE
 
 _SPAN = "pos_ebd_size"  # attribute of attention modules
 _BATCH, _LENGTH = 2, 7
-_OTHER = "its attention is not of content and positions as DeBERTa's is"
+_OTHER = "its attention is not disentangled attention as in DeBERTa"
 
 
 def match_disentangled(layer: nn.Module, fuse: Fuse) -> EncoderMatch | Refusal:
@@ -73,13 +73,13 @@ class _Matcher:
             raise Refused(Refusal(_OTHER))
         unknown = unexplained(self.layer, possible[0])
         if unknown is not None:
-            raise Refused(Refusal(f"its parameter {unknown} belongs to no linear and no norm"))
+            raise Refused(Refusal(f"its parameter {unknown} belongs to neither a linear nor a norm"))
         masks = [self._mask(), self._mask(padded=True)]
         expected = [hidden_states_of(self._call(self.layer, mask)) for mask in masks]
         errors = [self._error(parts, signature, masks, expected) for parts in possible]
         best = min(range(len(errors)), key=errors.__getitem__)
         if errors[best] > ENCODER_LAYER.of(self.hidden_states.dtype):
-            raise Refused(Refusal("it computes something else than its linears, norms and attention suggest"))
+            raise Refused(Refusal("its output does not match its linears, norms and attention"))
         return possible[best], signature
 
     def _call(self, layer: nn.Module, mask: Tensor) -> Any:

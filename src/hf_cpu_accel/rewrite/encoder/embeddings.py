@@ -132,7 +132,7 @@ class EmbeddingsRule:
         return None if matched is None or not _is_verified(module, matched) else Match(module, path, matched)
 
     def apply(self, match: Match, context: Context) -> Outcome:
-        swap_module(context.journal, context.slots[id(match.module)], fuse(match.module, match.found))
+        swap_module(context.journal, context.slots[id(match.module)], fuse(match.module, match.data))
         item = PlanItem(match.path, STRUCTURE, "embedding_norm", "float32", packed_bytes=0, reason=None)
         return Outcome((item,), tuple(match.module.modules()))
 

@@ -76,7 +76,7 @@ def match_embeddings(module: nn.Module) -> EmbeddingsMatch | None:
         looked_up.append((table.data_ptr(), rows))
         return table.new_zeros((*rows.shape, table.shape[1]))  # the ids need not be in range
 
-    with torch.no_grad(), traced(answers={_LOOKUP: look_up}):
+    with torch.no_grad(), traced(replacements={_LOOKUP: look_up}):
         if isinstance(call_foreign(module.forward, **{IDS: ids}), Refusal):
             return None
     by_weight = {table.weight.data_ptr(): table for table in tables_of(module)}

@@ -37,10 +37,10 @@ def fuse_encoder_layers(context: Context) -> list[PlanItem]:
     def named(fused: FusedEncoderLayer, path: str) -> tuple[str, str]:
         return "encoder_layer", context.dtype_names(path, fused)
 
-    return fuse_each(context, STRUCTURE, _looked_at, named, whole=True, expected=is_layer)
+    return fuse_each(context, STRUCTURE, _match_encoder_layer, named, skip_children=True, expected=is_layer)
 
 
-def _looked_at(layer: nn.Module, path: str, context: Context) -> FusedEncoderLayer | Refusal | None:
+def _match_encoder_layer(layer: nn.Module, path: str, context: Context) -> FusedEncoderLayer | Refusal | None:
     """The layer with the fused forward, if that does what the layer does; None if there is no attention in it."""
     if not _holds_attention(layer):
         return None
@@ -53,7 +53,7 @@ def _looked_at(layer: nn.Module, path: str, context: Context) -> FusedEncoderLay
     elif disentangled:
         kind, match = partial(fuse, fused_class=FusedDisentangledLayer), match_disentangled
     attempted = partial(kind, skips_padding=False, bf16_intermediates=False)
-    matched = _refusal(layer, _MOST + _OF_POSITIONS * disentangled) or match(layer, attempted)
+    matched = _structure_refusal(layer, _MOST + _OF_POSITIONS * disentangled) or match(layer, attempted)
     if isinstance(matched, Refusal):
         return matched
     fused = kind(layer, *matched, skips_padding=context.config.padding == "skip" and not packed)
@@ -69,7 +69,7 @@ def _holds_attention(module: nn.Module) -> bool:
     return sum(isinstance(child, PackedLinear) for child in module.modules()) >= _FEWEST
 
 
-def _refusal(module: nn.Module, most: int) -> Refusal | None:
+def _structure_refusal(module: nn.Module, most: int) -> Refusal | None:
     """What shows without a call: how it is called, whether it holds up to `most` linears, and who watches or changes what passes
     inside."""
     inside = [child for child in module.modules() if child is not module]
@@ -77,28 +77,30 @@ def _refusal(module: nn.Module, most: int) -> Refusal | None:
     linears = sum(isinstance(child, PackedLinear) for child in inside)
     norms = sum(identify_norm(child) is not None for child in module.modules())
     if module._compiled_call_impl is not None or any("forward" in vars(m) for m in module.modules()):
-        return Refusal("its forward, or that of a module in it, was replaced or compiled")
+        return Refusal("its forward, or that of a module in it, is replaced or compiled")
     if names[:1] != ("hidden_states",):
         first = names[0] if names else "any arguments"
-        return Refusal(f"its forward takes {first} first, not hidden_states", yields=True)
+        return Refusal(f"the first argument of its forward is {first}, not hidden_states", yields=True)
     if takes_cache(names) and any(vars(child).get("is_causal") is True for child in inside):
         # As transformers' attention reads it. A call of each layer of a large decoder would show the same, and take its time.
         return Refusal("its attention is causal", yields=True)
     if _NEIGHBORS in names:
-        return Refusal("it turns features that are next to one another by the tables that it is given")
+        return Refusal(
+            "its rotary embedding rotates adjacent features (sinusoidal_pos), which is not supported"
+        )
     if linears > most:
         return Refusal(
-            f"it holds {linears} linears, and self-attention with a feed-forward network has {_FEWEST} to {most}",
+            f"it has {linears} linears; self-attention with a feed-forward network has {_FEWEST} to {most}",
             yields=True,
         )
     if any(has_foreign_hook(hooks) for child in inside for hooks in forward_hooks(child)):
-        return Refusal("there are hooks on modules in it")
+        return Refusal("modules in it have hooks")
     if is_permuted(module):
         return Refusal(PERMUTED)
     if is_joined(module):
         return Refusal(BETWEEN, yields=True)
     if norms not in (1, 2):
-        return Refusal(f"it has {norms} norms, and an encoder layer has one or two", yields=True)
+        return Refusal(f"it has {norms} norms; an encoder layer has one or two", yields=True)
     if any(True for _ in module.buffers()):
-        return Refusal("it holds buffers, which may decide what it computes", yields=True)
+        return Refusal("it has buffers that may affect its output", yields=True)
     return None

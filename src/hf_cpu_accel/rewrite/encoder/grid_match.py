@@ -32,7 +32,7 @@ STRUCTURE = "grid encoder layer"
 
 # Height and width: not the same, and no multiple of a window. The first says which candidate it is, the second is of several.
 _SMALL, _LARGE = (9, 10), (17, 19)
-_OTHER = Refusal("it computes something else than attention by rows and columns, and a feed-forward network")
+_OTHER = Refusal("it does not match attention with row and column biases and a feed-forward network")
 
 
 def fuse_grid_layers(context: Context) -> list[PlanItem]:
@@ -41,15 +41,15 @@ def fuse_grid_layers(context: Context) -> list[PlanItem]:
     def named(fused: FusedGridLayer, path: str) -> tuple[str, str]:
         return "linear, attention, ffn", context.dtype_names(path, fused)
 
-    return fuse_each(context, STRUCTURE, _looked_at, named, whole=True, expected=is_layer)
+    return fuse_each(context, STRUCTURE, _match_grid_layer, named, skip_children=True, expected=is_layer)
 
 
-def _looked_at(layer: nn.Module, path: str, context: Context) -> FusedGridLayer | Refusal | None:
+def _match_grid_layer(layer: nn.Module, path: str, context: Context) -> FusedGridLayer | Refusal | None:
     tables = _tables(layer)
     if tables is None:
         return None
     reason = refusal_to_fuse(layer, path, context) or (PERMUTED if is_permuted(layer) else None)
-    return _fused(layer, tables) if reason is None else Refusal(reason)
+    return _fuse_grid_layer(layer, tables) if reason is None else Refusal(reason)
 
 
 def _tables(layer: nn.Module) -> tuple[str, ...] | None:
@@ -69,7 +69,7 @@ def _tables(layer: nn.Module) -> tuple[str, ...] | None:
     return tuple(found) if len(found) in (0, 2) and odd and alike else None
 
 
-def _fused(layer: nn.Module, tables: tuple[str, ...]) -> FusedGridLayer | Refusal:
+def _fuse_grid_layer(layer: nn.Module, tables: tuple[str, ...]) -> FusedGridLayer | Refusal:
     """The layer with the fused forward, if on small images that does what the layer does."""
     shadow = Shadow(layer)
     tried = shadow.module
@@ -82,7 +82,7 @@ def _fused(layer: nn.Module, tables: tuple[str, ...]) -> FusedGridLayer | Refusa
             if isinstance(states, Tensor) and states.shape == image.shape:
                 break
         else:
-            return Refusal("it takes no image and gives none like it", yields=True)
+            return Refusal("it does not map an image to an image of the same shape", yields=True)
         if isinstance(expected, tuple) and any(value is not None for value in expected[1:]):
             return Refusal("it returns more than hidden states")
         outputs = len(expected) if isinstance(expected, tuple) else None

@@ -19,7 +19,7 @@ from hf_cpu_accel.lazy.window_mask import WindowMask
 from hf_cpu_accel.ops.encoder_layer import BoundEncoderLayer, EncoderInputs, bound_encoder_layer
 from hf_cpu_accel.patching.fused_module import FusedModuleMixin, Reference, fused_layer
 from hf_cpu_accel.providers.layer import native_everywhere
-from hf_cpu_accel.rewrite.attention.masks import padding_of
+from hf_cpu_accel.rewrite.attention.masks import batch_padding
 from hf_cpu_accel.rewrite.core.packed_module import check_inference
 from hf_cpu_accel.rewrite.encoder.call_form import ROTARY
 from hf_cpu_accel.rewrite.encoder.parts import (
@@ -161,7 +161,7 @@ class FusedEncoderLayer(FusedModuleMixin):
             return around.padding, around.window, None
         if mask is None:
             return None, 0, None
-        padding = padding_of(mask) if self._skips_padding else None
+        padding = batch_padding(mask) if self._skips_padding else None
         if padding is not None and self._skips(padding):
             return padding, 0, None
         return None, 0, _broadcastable(mask, hidden_states)

@@ -95,15 +95,15 @@ class _Matcher:
         relative = self._relative(trace)
         possible = [replace(parts, relative=relative) for parts in candidates(self.layer, trace)]
         if not possible:
-            return Refusal("its linears and norms are not those of self-attention and a feed-forward network")
+            return Refusal("its linears and norms do not match self-attention with a feed-forward network")
         if (unknown := unexplained(self.layer, possible[0])) is not None:
-            return Refusal(f"its parameter {unknown} belongs to no linear and no norm")
+            return Refusal(f"its parameter {unknown} belongs to neither a linear nor a norm")
         for boolean_masks in (True, False):
             called = replace(signature, boolean_masks=boolean_masks)
             best = self._best(possible, called)
             if best is not None:
                 return best, called
-        return Refusal("it computes something else than its linears, norms and attention suggest")
+        return Refusal("its output does not match its linears, norms and attention")
 
     def _traced(self) -> tuple[LayerTrace, Any]:
         """The first form of a call that the layer takes, noted in `form`.
@@ -142,7 +142,7 @@ class _Matcher:
         """
         output = hidden_states_of(self._call(self.hidden_states, **arguments))
         if not isinstance(output, Tensor) or output.shape != self.hidden_states.shape:
-            raise Refused(Refusal("it does not return hidden states as it takes them"))
+            raise Refused(Refusal("it does not return hidden states of the input's shape"))
         return output
 
     def _best(
@@ -214,7 +214,7 @@ class _Matcher:
         for value in output[1:] if isinstance(output, tuple) else ():
             is_bias = isinstance(value, Tensor) and call.bias is not None and torch.equal(value, call.bias)
             if value is not None and not is_bias and not are_probabilities(value):
-                raise Refused(Refusal("it returns more than hidden states and the bias of its attention"))
+                raise Refused(Refusal("it returns more than hidden states and its attention bias"))
             rest.append("bias" if is_bias else None)
         rotated, unrotated = (self._states(**self._alone(turn=turn)) for turn in (True, False))
         rotates = not torch.equal(rotated, unrotated)
@@ -238,16 +238,19 @@ class _Matcher:
         """
         if len(trace.attention) != 1:
             times = len(trace.attention)
-            raise Refused(Refusal(f"attention was seen {times} times in it, not once", yields=True))
+            raise Refused(Refusal(f"it calls attention {times} times, expected once", yields=True))
         call = trace.attention[0]
         if call is None:
-            raise Refused(Refusal("its attention is not of what its linears give", yields=True))
+            raise Refused(Refusal("its attention does not read the outputs of its linears", yields=True))
         if call.causal and takes_cache(self.names):
-            raise Refused(Refusal("its attention is causal, and it takes a cache", yields=True))
+            raise Refused(Refusal("its attention is causal and it takes a cache", yields=True))
         # Decoders that write attention out leave it to their mask to hide later tokens, and get none here.
         if call.scale is None and may_decode(self.layer, self.names):
             raise Refused(
-                Refusal("it takes a cache, and writes its attention out as decoders do", yields=True)
+                Refusal(
+                    "it takes a cache and computes attention with matmul and softmax, as decoders do",
+                    yields=True,
+                )
             )
         return call
 
@@ -296,5 +299,5 @@ class _Matcher:
         again = longer.attention[0] if longer.attention else None
         table = None if again is None or again.bias is None else table_of(again.bias)
         if table is None:
-            raise Refused(Refusal("what it adds to its scores is no table of distances"))
+            raise Refused(Refusal("its attention bias is not a table of relative distances"))
         return table

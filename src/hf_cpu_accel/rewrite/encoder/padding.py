@@ -29,15 +29,11 @@ FIRST, LAST = BOTH_ENDS
 _TOKENS, _PADDED = 7, 3
 _SAMPLES = 4000
 _WORDS = {
-    (
-        FIRST,
-    ): "the first position is read where it is padding: batches that begin with padding are computed with it",
-    (
-        LAST,
-    ): "the last position is read where it is padding: batches that end with padding are computed with it",
-    BOTH_ENDS: "padding is read: it is computed",
+    (FIRST,): "the first position is read even if it is padding: left padding is computed",
+    (LAST,): "the last position is read even if it is padding: right padding is computed",
+    BOTH_ENDS: "padding positions are read: all padding is computed",
 }
-_UNKNOWN = "who reads padding was not found out: it is computed"
+_UNKNOWN = "it is unknown whether padding positions are read: all padding is computed"
 
 Batch = dict[str, Tensor]
 

@@ -40,14 +40,14 @@ def fuse_window_layers(context: Context) -> list[PlanItem]:
     def named(fused: FusedWindowLayer, path: str) -> tuple[str, str]:
         return "encoder_layer", context.dtype_names(path, fused)
 
-    return fuse_each(context, STRUCTURE, _looked_at, named, expected=is_layer)
+    return fuse_each(context, STRUCTURE, _match_window_layer, named, expected=is_layer)
 
 
-def _looked_at(layer: nn.Module, path: str, context: Context) -> FusedWindowLayer | Refusal | None:
+def _match_window_layer(layer: nn.Module, path: str, context: Context) -> FusedWindowLayer | Refusal | None:
     if not _may_be_layer(layer):
         return None
     reason = refusal_to_fuse(layer, path, context) or (PERMUTED if is_permuted(layer) else None)
-    return _fused(layer) if reason is None else Refusal(reason)
+    return _fuse_window_layer(layer) if reason is None else Refusal(reason)
 
 
 def _may_be_layer(module: nn.Module) -> bool:
@@ -58,7 +58,7 @@ def _may_be_layer(module: nn.Module) -> bool:
     return 4 <= linears <= 6 and norms == 2
 
 
-def _fused(layer: nn.Module) -> FusedWindowLayer | Refusal:
+def _fuse_window_layer(layer: nn.Module) -> FusedWindowLayer | Refusal:
     """The layer with the fused forward, if on small images that does what the layer does.
 
     Raises:
@@ -66,9 +66,7 @@ def _fused(layer: nn.Module) -> FusedWindowLayer | Refusal:
     """
     width = next(m.in_features for m in layer.modules() if isinstance(m, PackedLinear))
     dtype = next((p.dtype for p in layer.parameters() if p.is_floating_point()), torch.float32)
-    refusal = Refusal(
-        "its linears and norms are not those of attention in windows and a feed-forward network"
-    )
+    refusal = Refusal("its linears and norms do not match window attention with a feed-forward network")
     shadow = Shadow(layer)
     tried = shadow.module
     with torch.no_grad(), shadow.running():
@@ -87,12 +85,12 @@ def _fused(layer: nn.Module) -> FusedWindowLayer | Refusal:
             fused = fuse(tried, _parts=parts, _known={})
             windows = fused.learn(image[:1], partial(_run, tried, side))
             if windows is None:
-                refusal = Refusal("it does not cut an image into windows as a permutation of its tokens")
+                refusal = Refusal("its windows are not a permutation of the image's tokens")
                 continue
             output = compute(image, windows, parts.weights(bf16_intermediates=False).bind())
             if alike(parts, output, expected, dtype):
                 return fuse(layer, _parts=parts.moved(shadow.original, layer_scale_of(layer)), _known={})
-            refusal = Refusal("it computes something else than its linears, norms and windows suggest")
+            refusal = Refusal("its output does not match its linears, norms and windows")
     return refusal
 
 
@@ -135,7 +133,7 @@ def _matches(
     if outputs is not None and any(value is not None for value in output[1:]):
         raise Refused(Refusal("it returns more than hidden states"))
     if len(trace.attention) != 1:
-        raise Refused(Refusal(f"attention was seen {len(trace.attention)} times in it, not once"))
+        raise Refused(Refusal(f"it calls attention {len(trace.attention)} times, expected once"))
     for parts in candidates(layer, trace):
         tables = [layer.get_parameter(path) for path in _bias_tables(layer, parts)]
         if all(table.dim() == 2 and table.shape[1] == parts.attention.heads for table in tables):
@@ -150,7 +148,7 @@ def _run(layer: nn.Module, side: int, hidden_states: Tensor) -> Any:
     output = required(call_foreign(layer, hidden_states, (side, side)))
     states = hidden_states_of(output)
     if not isinstance(states, Tensor) or states.shape != hidden_states.shape:
-        raise Refused(Refusal("it does not return hidden states as it takes them"))
+        raise Refused(Refusal("it does not return hidden states of the input's shape"))
     return output
 
 

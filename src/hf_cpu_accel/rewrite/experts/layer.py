@@ -15,7 +15,7 @@ from hf_cpu_accel.packing.linear import PackedWeight
 from hf_cpu_accel.patching.fused_module import FusedModuleMixin, empty
 from hf_cpu_accel.patching.hooks import carried_attributes, forward_hooks
 from hf_cpu_accel.rewrite.core.packed_module import changed_dtype, check_inference, loading_refused
-from hf_cpu_accel.rewrite.core.packed_source import taken
+from hf_cpu_accel.rewrite.core.packed_source import saved_weight
 from hf_cpu_accel.rewrite.experts.form import ExpertsForm, Stack
 
 
@@ -144,7 +144,7 @@ def pack_experts(original: nn.Module, form: ExpertsForm, dtype: str, int4_group:
     stacks = {stack.name: parameters.pop(stack.name) for stack in form.stacks()}
     packed = {}
     for stack in form.stacks():
-        saved = taken(stacks[stack.name])
+        saved = saved_weight(stacks[stack.name])
         packed[stack.name] = (
             stack.pack(stacks[stack.name].detach(), dtype, int4_group) if saved is None else saved.packed
         )

@@ -35,18 +35,16 @@ class ExpertsRule:
     def match(self, module: nn.Module, path: str, context: Context) -> Match | None:
         if isinstance(module, PackedExperts) or not holds_experts(module):
             return None
-        return Match(module, path, _refusal(module, path, context))
+        return Match(module, path, _unsupported_reason(module, path, context))
 
     def apply(self, match: Match, context: Context) -> Outcome:
-        module, path, reason = match.module, match.path, match.found
+        module, path, reason = match.module, match.path, match.data
         dtype = context.dtype_at(path)
         form = read_experts(module) if reason is None else None
         if form is None:
-            reason = (
-                reason or "it computes something else than gated or plain experts with a known activation"
-            )
+            reason = reason or "it does not match gated or plain experts with a supported activation"
         else:
-            reason = _misfit(module, form, dtype)
+            reason = _unsupported_size(module, form, dtype)
         if form is None or reason is not None:
             return Outcome((PlanItem.left(path, STRUCTURE, reason or ""),), (module,))
         packed = pack_experts(module, form, dtype, context.config.int4_group)
@@ -69,11 +67,11 @@ class ExpertsRule:
         return Outcome((item,), tuple(module.modules()))
 
 
-def _refusal(module: nn.Module, path: str, context: Context) -> str | None:
+def _unsupported_reason(module: nn.Module, path: str, context: Context) -> str | None:
     if context.skipped(path):
         return "skip_modules"
     if not is_plain(module) or not context.slots[id(module)]:
-        return "it has hooks, parametrizations or a forward of its own, or is the target itself"
+        return "it has hooks, parametrizations or a replaced forward, or is the target itself"
     unknown = (p for p in module.parameters() if is_stand_in(p) and not isinstance(p, StoredStack))
     for parameter in unknown:
         return f"its weights are {type(parameter).__name__}s, which cannot be read"
@@ -85,12 +83,12 @@ def _refusal(module: nn.Module, path: str, context: Context) -> str | None:
     return None
 
 
-def _misfit(module: nn.Module, form: ExpertsForm, dtype: str) -> str | None:
+def _unsupported_size(module: nn.Module, form: ExpertsForm, dtype: str) -> str | None:
     """Why the op does not take experts of this size."""
     shape = module.get_parameter(form.down.name).shape
     features = shape[1:]
     if any(size % PANEL_FEATURES for size in features):
-        return f"experts of {tuple(features)} features: both must be multiples of {PANEL_FEATURES}"
+        return f"experts of {tuple(features)} features are not supported: both must be multiples of {PANEL_FEATURES}"
     if dtype in QUANTIZED and max(features) > MAX_INTEGER_FEATURES:
         return f"integer sums over {max(features)} features would overflow"
     return None

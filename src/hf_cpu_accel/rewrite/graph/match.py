@@ -16,10 +16,8 @@ if TYPE_CHECKING:
     from hf_cpu_accel.graph.message import Message
 
 _METHODS = ("forward", "message", "aggregate", "message_and_aggregate", "update", "edge_update")
-_OWN_REDUCTION = (
-    "it reduces its messages in a way of its own: sum, mean, min, max, var, std and lists of them are served"
-)
-_DENSE = "torch's BLAS serves it: with a row per node, packing the weight gains nothing"
+_OWN_REDUCTION = "its aggregation is not supported, only sum, mean, min, max, var, std and lists of them"
+_DENSE = "PyTorch's BLAS is as fast with one row per node: packing gains nothing"
 
 
 def accelerate_message_passing(context: Context) -> list[PlanItem]:
@@ -53,11 +51,11 @@ def _reorder(context: Context) -> PlanItem:
     from hf_cpu_accel.graph.reorder import ReorderedForward
 
     if "forward" in vars(context.root):
-        return PlanItem.left("", "order of nodes", "its forward was replaced already")
+        return PlanItem.left("", "node order", "its forward is already replaced")
     reordered = ReorderedForward(context.root, context.config.reorder)
     add_attribute(context.journal, context.root, "forward", reordered)
     op = f"reorder={context.config.reorder!r}"
-    return PlanItem("", "order of nodes", op, "float32", packed_bytes=0, reason=None)
+    return PlanItem("", "node order", op, "float32", packed_bytes=0, reason=None)
 
 
 def _pool(module: Aggregation, path: str, context: Context) -> PlanItem:
@@ -68,7 +66,7 @@ def _pool(module: Aggregation, path: str, context: Context) -> PlanItem:
     if context.skipped(path):
         return PlanItem.left(path, name, "skip_modules")
     if "forward" in vars(module):
-        return PlanItem.left(path, name, "its forward was replaced already")
+        return PlanItem.left(path, name, "its forward is already replaced")
     reduction = read_reduction(module)
     if reduction is None:
         return PlanItem.left(path, name, _OWN_REDUCTION)
@@ -88,7 +86,7 @@ def _accelerate(conv: MessagePassing, path: str, context: Context) -> PlanItem:
 
     name = type(conv).__name__
     reduction = read_reduction(conv.aggr_module)
-    refusal = "skip_modules" if context.skipped(path) else _refusal(conv)
+    refusal = "skip_modules" if context.skipped(path) else _unsupported_reason(conv)
     compute = next((compute for cls, compute in FORWARDS.items() if _is_class(conv, cls)), None)
     plain = type(conv).aggregate is MessagePassing.aggregate
     if refusal is None and (reduction is None or not (plain or compute)):
@@ -104,7 +102,7 @@ def _accelerate(conv: MessagePassing, path: str, context: Context) -> PlanItem:
         add_attribute(context.journal, conv, "propagate", propagate)
     add_attribute(context.journal, conv, StockForScript.name, StockForScript(conv))
     context.handled.update(_read_weights(conv))
-    op = reduction.op if message is not None else f"own message, {reduction.op}"
+    op = reduction.op if message is not None else f"custom message, {reduction.op}"
     if special is not None:
         op = f"{special.__name__}, {op}"
     if compute is not None:
@@ -120,13 +118,13 @@ def _is_class(conv: MessagePassing, cls: type[MessagePassing]) -> bool:
     )
 
 
-def _refusal(conv: MessagePassing) -> str | None:
+def _unsupported_reason(conv: MessagePassing) -> str | None:
     if "propagate" in vars(conv) or "forward" in vars(conv):
-        return "its propagate or forward was replaced already"
+        return "its propagate or forward is already replaced"
     cls = type(conv)
     # PyTorch Geometric generates `propagate` and `collect` for each class, unless the class writes its own `propagate`.
     if cls.propagate is not cls._jinja_propagate or cls._jinja_propagate is cls._orig_propagate:
-        return "it has a propagate of its own"
+        return "it overrides propagate"
     return None
 
 
@@ -150,5 +148,5 @@ def _update_gathers(conv: MessagePassing) -> bool:
 
 def _describe(message: Message | None) -> str:
     if message is None:
-        return "messages of its own"
+        return "custom messages"
     return "source rows" if message.weight is None else "source rows x weight"

@@ -45,7 +45,7 @@ def join_recurrent_steps(context: Context) -> list[PlanItem]:
     for path, layer in context.root.named_modules():
         if not isinstance(layer, FusedMixerLayer) or not isinstance(_mixer_of(layer), RecurrentMixer):
             continue
-        parts = attempt(path, _looked_at, layer)
+        parts = attempt(path, _match_recurrent_step, layer)
         if isinstance(parts, RecurrentParts):
             layer._step = RecurrentStep(parts, _hooks_ahead_of_next(context.root, path))
         elif isinstance(parts, Refusal):
@@ -66,7 +66,7 @@ def _hooks_ahead_of_next(root: nn.Module, path: str) -> dict[int, Any] | None:
     return norms[-1]._forward_pre_hooks if norms else None
 
 
-def _looked_at(layer: FusedMixerLayer) -> RecurrentParts | Refusal:
+def _match_recurrent_step(layer: FusedMixerLayer) -> RecurrentParts | Refusal:
     """A refusal where the layer computes its steps alone: the op does not know a part of it, or gives something else."""
     parts = _parts_of(layer)
     if isinstance(parts, Refusal):
@@ -80,7 +80,7 @@ def _looked_at(layer: FusedMixerLayer) -> RecurrentParts | Refusal:
     return (
         parts
         if error <= allowed
-        else Refusal(f"in one call it would be off by {error:.1e} (allowed {allowed:.0e})")
+        else Refusal(f"the joint call differs by {error:.1e} (allowed {allowed:.0e})")
     )
 
 
@@ -104,13 +104,13 @@ def _parts_of(layer: FusedMixerLayer) -> RecurrentParts | Refusal:
         return _alone(mixer._mixer.alone)
     inputs = _runs(layer, [f"{known.mixer}.{name}" for name in mixer.first])
     if inputs is None:
-        return _alone("its first projections are not packed, or not as at most two products")
+        return _alone("its input projections are not packed as one or two products")
     features = mixer.get_submodule(mixer.last).out_features
     names = (known.norm, known.ffn_norm, known.post, known.ffn_post)
     norms = [None if name is None else _norm(layer, name, features) for name in names]
     norm, ffn_norm, post, ffn_post = norms
     if [part is not None for part in norms] != [name is not None for name in names] or norm is None:
-        return _alone("one of its norms is neither a layer norm nor an RMS norm")
+        return _alone("one of its norms is neither LayerNorm nor RMSNorm")
     ffn = _feed_forward(layer, known.ffn, features) if known.ffn else None
     if isinstance(ffn, Refusal):
         return ffn
@@ -126,7 +126,7 @@ def _feed_forward(
         names = [part if isinstance(part, str) else part.module for part in known]
         return _mixture(layer, names, features)
     if first.gate_last:
-        return _alone("the gate of its feed-forward network is the second half")
+        return _alone("the gate is in the second half of its feed-forward network")
     return FeedForwardParts(LinearRun(first.ups), True, first.activation, LinearRun((first.down,)))
 
 
@@ -158,13 +158,11 @@ def _mixture(layer: nn.Module, names: list[str], features: int) -> MixtureParts 
             continue
         if not differ(branch.input, input) and not differ(branch.output, expected):
             return parts
-    return (
-        Refusal(matcher.reason) if matcher.reason else _alone("its feed-forward network is of another form")
-    )
+    return Refusal(matcher.reason) if matcher.reason else _alone("its feed-forward network is not supported")
 
 
 def _alone(obstacle: str) -> Refusal:
-    return Refusal(f"{obstacle}: in decoding it is computed alone, in ops of its own")
+    return Refusal(f"{obstacle}: it runs as separate ops in decoding")
 
 
 def _norm(layer: nn.Module, path: str, features: int) -> NormPart | None:

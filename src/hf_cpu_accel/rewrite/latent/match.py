@@ -9,7 +9,7 @@ from torch import nn
 
 from hf_cpu_accel.hosts.arguments import parameters_of, takes_cache
 from hf_cpu_accel.patching.fused_module import fused_layer
-from hf_cpu_accel.patching.hooks import own_forward
+from hf_cpu_accel.patching.hooks import instance_forward
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.core.context import Context, refusal_to_swap
 from hf_cpu_accel.rewrite.core.fuse_each import fuse_each
@@ -29,7 +29,7 @@ def fuse_latent_attention(context: Context) -> list[PlanItem]:
     def op_and_dtype(fused: LatentAttention, path: str) -> tuple[str, str]:
         return "attention", context.dtype_names(path, fused)
 
-    return fuse_each(context, STRUCTURE, _looked_at, op_and_dtype)
+    return fuse_each(context, STRUCTURE, _match_latent_attention, op_and_dtype)
 
 
 def fuse_latent_layers(context: Context) -> list[PlanItem]:
@@ -37,31 +37,33 @@ def fuse_latent_layers(context: Context) -> list[PlanItem]:
     return fuse_mixer_layers(context, LatentAttention, "latent layer", lambda _: "attention")
 
 
-def _looked_at(module: nn.Module, path: str, context: Context) -> LatentAttention | Refusal | None:
+def _match_latent_attention(
+    module: nn.Module, path: str, context: Context
+) -> LatentAttention | Refusal | None:
     possible = candidates(module)
     if not possible or isinstance(module, LatentAttention):
         return None
-    reason = refusal_to_swap(module, path, context) or _obstacle(module)
+    reason = refusal_to_swap(module, path, context) or _unsupported_reason(module)
     if reason is not None:
         return Refusal(reason)
-    return verified(module, [partial(_fused, parts=parts) for parts in possible])
+    return verified(module, [partial(_build_latent_attention, parts=parts) for parts in possible])
 
 
-def _obstacle(module: Any) -> str | None:
+def _unsupported_reason(module: Any) -> str | None:
     """Why such attention is left, in words that go on after "left because"."""
-    if any(own_forward(part) is not None for part in module.modules()):
-        return "the forward of a module in it was replaced"
+    if any(instance_forward(part) is not None for part in module.modules()):
+        return "a module in it has a replaced forward"
     if not takes_cache(parameters_of(module.forward)):
-        return "this version of its host hands it a cache of another kind"
+        return "it does not take the cache of transformers as past_key_values"
     for name in ("kv_b_proj", "o_proj"):
         if not isinstance(module._modules[name], PackedLinear):
             return f"{name} is not packed"
     if module.kv_b_proj.bias is not None or module.kv_b_proj.transposed:
-        return "its keys are no product of its latents alone"
+        return "its keys are not a product of its latents alone"
     return None
 
 
-def _fused(module: nn.Module, parts: LatentParts) -> LatentAttention:
+def _build_latent_attention(module: nn.Module, parts: LatentParts) -> LatentAttention:
     names = tuple(parameters_of(module.forward))
     fused: LatentAttention = fused_layer(
         LatentAttention, module, _parts=parts, _names=names, _absorbed=None, _projections=None

@@ -81,7 +81,7 @@ class FFNRule:
         return None
 
     def apply(self, match: Match, context: Context) -> Outcome:
-        found: FeedForward = match.found
+        found: FeedForward = match.data
         up, down = match.module.get_submodule(found.up), match.module.get_submodule(found.down)
         assert isinstance(up, nn.Linear)
         assert isinstance(down, nn.Linear)

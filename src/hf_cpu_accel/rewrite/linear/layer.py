@@ -14,9 +14,7 @@ from hf_cpu_accel.rewrite.core.packed_module import PackedModule, check_inferenc
 from hf_cpu_accel.rewrite.linear.projection_group import ProjectionGroup
 
 # Why a layer is not fused: its ops have no such step.
-PERMUTED = (
-    "a linear in it takes its input features in an order of its own, by activation: its parts run one by one"
-)
+PERMUTED = "one of its linears reorders its input features (act-order quantization): its parts run separately"
 
 
 class PackedLinear(PackedModule):

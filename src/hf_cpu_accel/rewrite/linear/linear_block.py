@@ -99,7 +99,7 @@ class LinearBlockRule:
         return None
 
     def apply(self, match: Match, context: Context) -> Outcome:
-        block, input_names = match.found
+        block, input_names = match.data
         original = match.module.get_submodule(block.dense)
         assert isinstance(original, nn.Linear)
         dtype = context.weight_dtype(f"{match.path}.{block.dense}", [original])

@@ -12,11 +12,11 @@ from hf_cpu_accel.packing.four_bits import nearest_form
 from hf_cpu_accel.packing.linear import PANEL_FEATURES, pack_linear
 from hf_cpu_accel.patching.restore import Packed, free_weight, swap_module
 from hf_cpu_accel.plan import PlanItem
-from hf_cpu_accel.rewrite.core.calibrated import calibrated
-from hf_cpu_accel.rewrite.core.context import Context, refusal
+from hf_cpu_accel.rewrite.core.calibrated import calibrated_weight
+from hf_cpu_accel.rewrite.core.context import Context, linear_refusal
 from hf_cpu_accel.rewrite.core.grouping import disable_grouping
 from hf_cpu_accel.rewrite.core.packed_module import PackedModule
-from hf_cpu_accel.rewrite.core.packed_source import source, taken
+from hf_cpu_accel.rewrite.core.packed_source import saved_weight, source
 from hf_cpu_accel.rewrite.core.rule import Match, Outcome
 from hf_cpu_accel.rewrite.core.verify import disagreement, probe
 from hf_cpu_accel.rewrite.linear.layer import PackedLinear
@@ -49,8 +49,8 @@ def pack(
         NotPacked: packed weights are taken from a file, which does not have them.
     """
     weights = [linear.weight.detach() for linear in linears]
-    saved, permutation = taken(*weights), None
-    rounded = calibrated(weights, dtype)
+    saved, permutation = saved_weight(*weights), None
+    rounded = calibrated_weight(weights, dtype)
     if saved is not None:
         packed, permutation = saved.packed, saved.permutation
     elif rounded is not None:
@@ -140,7 +140,7 @@ class MergedProjectionsRule:
             child_path = f"{path}.{name}" if path else name
             if not isinstance(child, nn.Linear) or id(child) in context.handled:
                 continue
-            if refusal(child, child_path, context) is None and not context.is_tied(child.weight):
+            if linear_refusal(child, child_path, context) is None and not context.is_tied(child.weight):
                 together = () if saved is None else saved.together(child.weight)
                 alike = (child.in_features, child.weight.dtype, together, context.own_dtype(child_path))
                 siblings[alike].append((child_path, child))
@@ -154,7 +154,7 @@ class MergedProjectionsRule:
     def apply(self, match: Match, context: Context) -> Outcome:
         items: list[PlanItem] = []
         handled: list[nn.Module] = []
-        for members in match.found:
+        for members in match.data:
             paths = [path for path, _ in members]
             outcome = put_in_place(paths, [linear for _, linear in members], MERGED, context)
             items.extend(outcome.items)
@@ -170,11 +170,11 @@ class LinearRule:
     def match(self, module: nn.Module, path: str, context: Context) -> Match | None:
         if not isinstance(module, nn.Linear):
             return None
-        return Match(module, path, refusal(module, path, context) or _too_small(module))
+        return Match(module, path, linear_refusal(module, path, context) or _too_small(module))
 
     def apply(self, match: Match, context: Context) -> Outcome:
-        if match.found is not None:
-            return Outcome((PlanItem.left(match.path, ALONE, match.found),), (match.module,))
+        if match.data is not None:
+            return Outcome((PlanItem.left(match.path, ALONE, match.data),), (match.module,))
         assert isinstance(match.module, nn.Linear)
         return put_in_place([match.path], [match.module], ALONE, context)
 
@@ -185,7 +185,7 @@ def _too_small(linear: nn.Linear) -> str | None:
     weights = linear.in_features * linear.out_features
     if weights > FEW_WEIGHTS or source() is not None:
         return None
-    return f"only {weights} weights: packing gains nothing"
+    return f"it has only {weights} weights: packing gains nothing"
 
 
 def _without_output(members: list[tuple[str, nn.Linear]]) -> list[tuple[str, nn.Linear]]:

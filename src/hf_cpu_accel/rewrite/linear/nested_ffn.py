@@ -94,7 +94,7 @@ class FusedNestedFFN(FusedModuleMixin):
 
 def fuse_nested_ffns(context: Context) -> list[PlanItem]:
     """Fuse every such network of the model. To be called when linears are packed."""
-    return fuse_each(context, STRUCTURE, _looked_at, _op_and_dtype)
+    return fuse_each(context, STRUCTURE, _match_nested_ffn, _op_and_dtype)
 
 
 def _op_and_dtype(fused: FusedNestedFFN, path: str) -> tuple[str, str]:
@@ -102,7 +102,7 @@ def _op_and_dtype(fused: FusedNestedFFN, path: str) -> tuple[str, str]:
     return "ffn" if fused._ffn.gate_last is None else "gated_ffn", up.packed_dtype
 
 
-def _looked_at(layer: nn.Module, path: str, context: Context) -> FusedNestedFFN | Refusal | None:
+def _match_nested_ffn(layer: nn.Module, path: str, context: Context) -> FusedNestedFFN | Refusal | None:
     """The layer with the fused forward, if that does what the layer does; None if it holds something else."""
     ffn = _guess(layer)
     if not isinstance(ffn, NestedFFN):
@@ -117,16 +117,16 @@ def _looked_at(layer: nn.Module, path: str, context: Context) -> FusedNestedFFN 
         expected = call_foreign(run, shadow.module, input)
         if isinstance(expected, Refusal):
             return expected
-        given = run(_fused(shadow.module, ffn), input)
+        given = run(_build_nested_ffn(shadow.module, ffn), input)
     error, allowed = row_error(given, expected), FFN.of(up.weight_dtype)
     return (
-        _fused(layer, ffn)
+        _build_nested_ffn(layer, ffn)
         if error <= allowed
-        else Refusal(f"fused it would be off by {error:.1e} (allowed {allowed:.0e})")
+        else Refusal(f"the fused version differs by {error:.1e} (allowed {allowed:.0e})")
     )
 
 
-def _fused(layer: nn.Module, ffn: NestedFFN) -> FusedNestedFFN:
+def _build_nested_ffn(layer: nn.Module, ffn: NestedFFN) -> FusedNestedFFN:
     fused: FusedNestedFFN = fused_layer(FusedNestedFFN, layer, _ffn=ffn, _route=None)
     return fused
 
@@ -150,7 +150,7 @@ def _guess(layer: nn.Module) -> NestedFFN | Refusal | None:
     if up.out_features == down.in_features:
         activation = identify(between)
         if activation is None:
-            return Refusal(f"what {around} does after its linear is no activation that is known")
+            return Refusal(f"{around} does not apply a supported activation after its linear")
         return NestedFFN(up_path, down_path, activation, None)
     if up.out_features != 2 * down.in_features or down.in_features % PANEL_FEATURES:
         return None
@@ -158,7 +158,7 @@ def _guess(layer: nn.Module) -> NestedFFN | Refusal | None:
         activation = _gate(between, gate_last)
         if activation is not None:
             return NestedFFN(up_path, down_path, activation, gate_last)
-    return Refusal(f"what {around} does after its linear is no gate with an activation that is known")
+    return Refusal(f"{around} does not apply a gate with a supported activation after its linear")
 
 
 def _without_linear(module: nn.Module, name: str) -> Callable[[Tensor], Tensor]:

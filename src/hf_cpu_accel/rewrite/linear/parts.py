@@ -10,7 +10,7 @@ from torch.nn import functional
 from hf_cpu_accel.hosts.arguments import parameters_of
 from hf_cpu_accel.patching.hooks import is_plain
 from hf_cpu_accel.rewrite.core.activations import identify, is_library_function
-from hf_cpu_accel.rewrite.core.context import Context, refusal
+from hf_cpu_accel.rewrite.core.context import Context, linear_refusal
 from hf_cpu_accel.rewrite.core.verify import probe, row_error, run_alone
 from hf_cpu_accel.rewrite.norm.match import NormSpec, identify_norm
 from hf_cpu_accel.tolerance import FORMULA
@@ -57,7 +57,7 @@ def take_apart(module: nn.Module, path: str, context: Context) -> Parts | None:
     inputs = _required_inputs(module)
     if not linears or inputs is None or len(activations) > 1 or len(norms) > 1:
         return None
-    if any(refusal(linear, f"{path}.{name}", context) is not None for name, linear in linears):
+    if any(linear_refusal(linear, f"{path}.{name}", context) is not None for name, linear in linears):
         return None
     activation = activations[0] if activations else "none"
     return Parts(tuple(linears), activation, norms[0] if norms else None, inputs)

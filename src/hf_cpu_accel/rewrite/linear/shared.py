@@ -14,7 +14,7 @@ from hf_cpu_accel.ops.derivatives import wants_derivative
 from hf_cpu_accel.patching.fused_module import FusedModuleMixin, fused_layer
 from hf_cpu_accel.patching.restore import swap_module
 from hf_cpu_accel.plan import PlanItem
-from hf_cpu_accel.rewrite.core.context import Context, refusal, shares_weight
+from hf_cpu_accel.rewrite.core.context import Context, linear_refusal, shares_weight
 from hf_cpu_accel.rewrite.core.rule import Match, Outcome
 from hf_cpu_accel.rewrite.core.verify import disagreement, probe
 
@@ -54,7 +54,7 @@ def multiply(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tenso
 
 
 def _is_ours(input: Any, weight: Tensor, bias: Tensor | None) -> bool:
-    if not isinstance(input, Tensor) or input.dtype is not torch.float32 or not is_taken(weight):
+    if not isinstance(input, Tensor) or input.dtype is not torch.float32 or not supports_weight(weight):
         return False
     if input.shape[-1:] != weight.shape[1:] or not input.numel():
         return False
@@ -63,7 +63,7 @@ def _is_ours(input: Any, weight: Tensor, bias: Tensor | None) -> bool:
     return not wants_derivative(input, weight, bias)
 
 
-def is_taken(weight: Tensor) -> bool:
+def supports_weight(weight: Tensor) -> bool:
     """Whether our op takes it as it is."""
     return weight.dtype is torch.float32 and weight.dim() == 2 and weight.is_contiguous()
 
@@ -74,15 +74,15 @@ class SharedLinearRule:
     name = "shared linear"
 
     def match(self, module: nn.Module, path: str, context: Context) -> Match | None:
-        if not isinstance(module, nn.Linear) or not is_taken(module.weight):
+        if not isinstance(module, nn.Linear) or not supports_weight(module.weight):
             return None
         reason = shares_weight(module, path, context)
-        if reason is None or refusal(module, path, context) != reason:
+        if reason is None or linear_refusal(module, path, context) != reason:
             return None
         return Match(module, path, fused_layer(SharedLinear, module))
 
     def apply(self, match: Match, context: Context) -> Outcome:
-        linear, fused = match.module, match.found
+        linear, fused = match.module, match.data
         assert isinstance(linear, nn.Linear)
         if context.verifies:
             input = probe(linear.in_features, torch.float32)

@@ -18,7 +18,7 @@ from hf_cpu_accel.patching.fused_module import FusedModuleMixin, Reference, fuse
 from hf_cpu_accel.patching.hooks import is_plain
 from hf_cpu_accel.patching.restore import swap_module
 from hf_cpu_accel.plan import PlanItem
-from hf_cpu_accel.rewrite.core.context import Context, refusal, refusal_to_swap
+from hf_cpu_accel.rewrite.core.context import Context, linear_refusal, refusal_to_swap
 from hf_cpu_accel.rewrite.core.fuse_each import fuse_each
 from hf_cpu_accel.rewrite.core.packed_module import check_inference
 from hf_cpu_accel.rewrite.core.refusal import Refusal
@@ -90,7 +90,7 @@ class SplitHeadRule:
         assert isinstance(decoder, nn.Linear)
         assert isinstance(dense, nn.Linear)
         used = _as_it_is_used(dense)
-        if refusal(used, f"{path}.{head.dense}", context) is not None or not is_plain(dense):
+        if linear_refusal(used, f"{path}.{head.dense}", context) is not None or not is_plain(dense):
             return None
         input = probe(decoder.in_features + used.in_features, dense.weight.dtype)
         transformed = run_alone(module.get_submodule(head.transform), input)
@@ -102,7 +102,7 @@ class SplitHeadRule:
         return Match(module, path, (head.dense, used)) if error <= FORMULA.of(dense.weight.dtype) else None
 
     def apply(self, match: Match, context: Context) -> Outcome:
-        name, used = match.found
+        name, used = match.data
         path, dense = f"{match.path}.{name}", match.module.get_submodule(name)
         dtype, group = context.weight_dtype(path, [used]), context.config.int4_group
         packed = pack([used], dtype, int4_group=group, measured=context.measured, transposed=True)[0]
@@ -113,7 +113,7 @@ class SplitHeadRule:
 
 def fuse_split_heads(context: Context) -> list[PlanItem]:
     """Put the forward that adds the two products into each such head. To be called when linears are packed."""
-    return fuse_each(context, STRUCTURE, _looked_at, _op_and_dtype)
+    return fuse_each(context, STRUCTURE, _match_split_head, _op_and_dtype)
 
 
 def _op_and_dtype(fused: FusedSplitHead, path: str) -> tuple[str, str]:
@@ -122,7 +122,7 @@ def _op_and_dtype(fused: FusedSplitHead, path: str) -> tuple[str, str]:
     return "linear", dense.packed_dtype
 
 
-def _looked_at(module: nn.Module, path: str, context: Context) -> FusedSplitHead | Refusal | None:
+def _match_split_head(module: nn.Module, path: str, context: Context) -> FusedSplitHead | Refusal | None:
     head = _guess(module, PackedLinear)
     if head is None:
         return None
@@ -136,14 +136,14 @@ def _looked_at(module: nn.Module, path: str, context: Context) -> FusedSplitHead
     shadow = Shadow(module)
     with shadow.running():
         expected = run(shadow.module, input)
-        given = run(_fused(shadow.module, head), input)
+        given = run(_build_split_head(shadow.module, head), input)
     # Its own forward multiplies what the packed weights stand for. What it computes was told before they were packed.
     packed = [part for part in (decoder, dense) if isinstance(part, PackedLinear)]
     reason = beyond(max(tolerance(part.packed_dtype, part.weight_dtype) for part in packed), given, expected)
-    return _fused(module, head) if reason is None else Refusal(reason)
+    return _build_split_head(module, head) if reason is None else Refusal(reason)
 
 
-def _fused(module: nn.Module, head: SplitHead) -> FusedSplitHead:
+def _build_split_head(module: nn.Module, head: SplitHead) -> FusedSplitHead:
     fused: FusedSplitHead = fused_layer(FusedSplitHead, module, _head=head)
     return fused
 

@@ -64,19 +64,19 @@ class StoredLinearsRule:
     def apply(self, match: Match, context: Context) -> Outcome:
         items: list[PlanItem] = []
         handled: list[nn.Module] = []
-        for members in match.found:
-            kept = [member for member in members if _refusal(member, context) is None]
+        for members in match.data:
+            kept = [member for member in members if _unsupported_reason(member, context) is None]
             items.extend(
                 PlanItem.left(member[0], ALONE, reason)
                 for member in members
-                if (reason := _refusal(member, context)) is not None
+                if (reason := _unsupported_reason(member, context)) is not None
             )
             items.extend(_put_in_place(kept, context) if kept else ())
             handled.extend(module for _, module, _ in members)
         return Outcome(tuple(items), tuple(handled))
 
 
-def _refusal(member: Member, context: Context) -> str | None:
+def _unsupported_reason(member: Member, context: Context) -> str | None:
     path, module, weight = member
     if weight.in_features > MAX_INTEGER_FEATURES:
         return f"integer sums over {weight.in_features} input features would overflow"
@@ -108,7 +108,7 @@ def _put_in_place(members: Sequence[Member], context: Context) -> list[PlanItem]
     for (path, module, weight), replacement, error in zip(members, replacements, errors, strict=True):
         swap_module(context.journal, context.slots[id(module)], replacement)
         _release(weight, replacement, context)
-        rounded = f"; in {packed.dtype} {error:.1e} off" if error else ""
+        rounded = f"; rounding to {packed.dtype}: {error:.1e}" if error else ""
         items.append(packed_item(path, f"{structure} ({weight.form}{rounded})", "linear", replacement))
     return items
 
@@ -136,7 +136,7 @@ def _disagreement(
     with torch.no_grad(), disable_grouping():
         expected = call_foreign(weight.reference or module.forward, input)
         if isinstance(expected, Refusal):
-            return f"its host cannot compute with it here, so that nothing can be compared: {expected.reason}"
+            return f"its own forward fails here, so the packed weight cannot be verified: {expected.reason}"
         return disagreement(replacement(input), expected, agreement, compute)
 
 

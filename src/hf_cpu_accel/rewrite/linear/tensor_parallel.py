@@ -21,7 +21,7 @@ from hf_cpu_accel.rewrite.core.context import Context
 from hf_cpu_accel.runtime.exchange import Exchange
 
 # Why a layer is not fused.
-BETWEEN = "sums over processes come between its parts, which run one by one"
+BETWEEN = "sums over processes run between its parts: its parts run separately"
 
 
 class JoinedLinear(nn.Module):
@@ -102,7 +102,9 @@ def divide_linears(context: Context) -> Iterable[PlanItem]:
         context.owners = weight_owners(context.root)
         shared = all(exchange.is_shared for exchange in exchanges.values())
         how = "through shared memory" if shared else "by gloo"
-        context.notes += (f"tensor parallel: a part of the linears, of {max(sizes)} processes; joined {how}",)
+        context.notes += (
+            f"tensor parallelism: the linears are split over {max(sizes)} processes and joined {how}",
+        )
     return ()
 
 

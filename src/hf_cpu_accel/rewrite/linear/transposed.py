@@ -9,7 +9,7 @@ from hf_cpu_accel.checkpoints.stored_weight import is_stand_in
 from hf_cpu_accel.patching.hooks import is_plain
 from hf_cpu_accel.patching.restore import swap_module
 from hf_cpu_accel.plan import PlanItem
-from hf_cpu_accel.rewrite.core.context import Context, refusal
+from hf_cpu_accel.rewrite.core.context import Context, linear_refusal
 from hf_cpu_accel.rewrite.core.rule import Match, Outcome
 from hf_cpu_accel.rewrite.core.verify import disagreement, probe, row_error, run_alone
 from hf_cpu_accel.rewrite.linear.match import pack, packed_item, release
@@ -28,10 +28,10 @@ class TransposedLinearRule:
         linear = as_linear(module)
         if linear is None or not context.slots[id(module)]:
             return None
-        return Match(module, path, (linear, refusal(linear, path, context)))
+        return Match(module, path, (linear, linear_refusal(linear, path, context)))
 
     def apply(self, match: Match, context: Context) -> Outcome:
-        linear, reason = match.found
+        linear, reason = match.data
         if reason is not None:
             return Outcome((PlanItem.left(match.path, STRUCTURE, reason),), (match.module,))
         dtype = context.weight_dtype(match.path, [linear])

@@ -50,13 +50,15 @@ def fuse_mixer_layers(
         mixers = [name for name, child in layer.named_children() if isinstance(child, kind)]
         if not mixers or isinstance(layer, FusedModuleMixin) or not is_listed(context.root, path):
             return None
-        return _looked_at(layer, path, mixers, context)
+        return _match_mixer_layer(layer, path, mixers, context)
 
     return fuse_each(context, structure, look, op_and_dtype)
 
 
-def _looked_at(layer: nn.Module, path: str, mixers: list[str], context: Context) -> FusedMixerLayer | Refusal:
-    reason = refusal_to_swap(layer, path, context) or _obstacle(layer, mixers)
+def _match_mixer_layer(
+    layer: nn.Module, path: str, mixers: list[str], context: Context
+) -> FusedMixerLayer | Refusal:
+    reason = refusal_to_swap(layer, path, context) or _unsupported_reason(layer, mixers)
     if reason is not None:
         return Refusal(reason)
     ran = _outputs(layer)
@@ -70,26 +72,24 @@ def _looked_at(layer: nn.Module, path: str, mixers: list[str], context: Context)
         parts = replace(candidate, nones=nones)
         error = _error(layer, parts, expected)
         if error <= allowed:
-            return _fused(layer, parts)
-    return Refusal(
-        "its residuals, norms or feed-forward network are of another form: its parts run one by one"
-    )
+            return _build_mixer_layer(layer, parts)
+    return Refusal("its residuals, norms or feed-forward network are not supported: its parts run separately")
 
 
-def _obstacle(layer: nn.Module, mixers: list[str]) -> str | None:
+def _unsupported_reason(layer: nn.Module, mixers: list[str]) -> str | None:
     if len(mixers) > 1 or layer._parameters:
-        return "it has more than one mixer, or parameters of its own"
+        return "it has several mixers, or parameters outside its modules"
     if is_permuted(layer):
-        return "a linear in it takes its input features in an order of its own"
+        return "one of its linears reorders its input features (act-order quantization)"
     mixer: Any = layer._modules[mixers[0]]
     last = mixer.get_submodule(mixer.last)
     if not isinstance(last, PackedLinear):
-        return "its mixer's last linear is not packed"
+        return "the output projection of its mixer is not packed"
     norms, others = _rest(layer, mixers[0])
     if len(others) > 2 or len(norms) not in ((2, 4) if others else (1,)):
         return (
-            "it has something else in it than a mixer and a norm, and perhaps a feed-forward network or two and one or three "
-            "norms more: its parts run one by one"
+            "it has modules other than a mixer, one to four norms and up to two feed-forward networks: "
+            "its parts run separately"
         )
     return None
 
@@ -169,7 +169,7 @@ def _are_halves(ups: list[PackedLinear], width: int) -> bool:
     return side_by_side and sum(up.out_features for up in ups) == 2 * width and width % PANEL_FEATURES == 0
 
 
-def _fused(layer: nn.Module, parts: LayerParts) -> FusedMixerLayer:
+def _build_mixer_layer(layer: nn.Module, parts: LayerParts) -> FusedMixerLayer:
     fused: FusedMixerLayer = fused_layer(
         FusedMixerLayer, layer, _parts=parts, _names=_names(layer), _bound=None
     )
@@ -179,7 +179,7 @@ def _fused(layer: nn.Module, parts: LayerParts) -> FusedMixerLayer:
 def _error(layer: nn.Module, parts: LayerParts, expected: tuple[Tensor, ...]) -> float:
     shadow = Shadow(layer)
     with torch.no_grad(), shadow.running():
-        outputs, _ = prompt_and_token(_fused(shadow.module, parts))
+        outputs, _ = prompt_and_token(_build_mixer_layer(shadow.module, parts))
     if [output.dtype for output in outputs] != [output.dtype for output in expected]:
         return float("inf")  # its residual stream has more bits
     pairs = zip(outputs, expected, strict=True)

@@ -55,7 +55,7 @@ def attending_example(batch: int, tokens: int, padding: int, tables: Callable[[i
     all_seen = torch.cat((seen, torch.ones(batch, 1, dtype=torch.bool)), dim=1)
     cache = DynamicCache()
 
-    def given(first: int, count: int, mask: Tensor) -> dict[str, Any]:
+    def arguments_of(first: int, count: int, mask: Tensor) -> dict[str, Any]:
         positions = torch.arange(first, first + count)[None] + _POSITIONS
         embedded = tables(first, count)
         return {
@@ -65,8 +65,8 @@ def attending_example(batch: int, tokens: int, padding: int, tables: Callable[[i
             "cache": cache,
         }
 
-    prompt = given(0, tokens, causal & seen[:, None, None])
-    return Example(seen, prompt, given(tokens, 1, all_seen[:, None, None]))
+    prompt = arguments_of(0, tokens, causal & seen[:, None, None])
+    return Example(seen, prompt, arguments_of(tokens, 1, all_seen[:, None, None]))
 
 
 class FusedMixer(FusedModuleMixin):
@@ -144,14 +144,14 @@ def reference_call(module: Any, mixer: FusedMixer, named: dict[str, Any]) -> Ref
     cache = named.get("cache")
     if not is_fused(module, named) or (cache is not None and not mixer.is_empty(cache)):
         return None
-    kept = None if cache is None else _kept_as(cache, mixer.layer_idx)
+    kept = None if cache is None else _storage_dtype(cache, mixer.layer_idx)
     own = of_own_keys({**named, "cache": None}, named["hidden_states"].shape[1])
     own = with_its_cache_name(module._names, own)
     caches = () if cache is None else ((cache, mixer.layer_idx),)
     return Reference((), own, tokens_of(own.get("attention_mask")), dtype=kept, caches=caches)
 
 
-def _kept_as(cache: Any, index: int) -> str | None:
+def _storage_dtype(cache: Any, index: int) -> str | None:
     """The dtype that `cache` keeps keys and values in, where it was asked for."""
     dtype = getattr(cache.layers[index], "storage_dtype", None) if index < len(cache.layers) else None
     return None if dtype is None else str(dtype).removeprefix("torch.")

@@ -42,7 +42,7 @@ def verified(module: nn.Module, possible: Iterable[Callable[[nn.Module], M]]) ->
         error = max(row_error(ours, theirs) for ours, theirs in zip(outputs, expected, strict=True))
         if error <= DECODER_LAYER.of(expected[0].dtype):
             return mixer
-    return refusal or Refusal("its attention computes something else: its parts run one by one")
+    return refusal or Refusal("the fused attention computes a different result: its parts run separately")
 
 
 def _packed_parts(module: nn.Module) -> Iterator[PackedLinear]:
@@ -71,11 +71,18 @@ def _run(module: Any, example: Example) -> tuple[Tensor, ...]:
     token = run(states[:, _TOKENS:], **example.token)
     alone = run(states[:, :_TOKENS], **{**example.prompt, "cache": None, "attention_mask": None})
     cache = example.token["cache"]
-    held = _held(cache, module.layer_idx)
+    held = _cached_keys_and_values(cache, module.layer_idx)
     cache.layers[module.layer_idx].reset()
     # Where projections are bounded, only large numbers show it.
     large = run(_LARGE * states[:, _TOKENS:], **{**example.token, "attention_mask": None})
-    return prompt[example.tokens], token, alone, large, *held, *_held(cache, module.layer_idx)
+    return (
+        prompt[example.tokens],
+        token,
+        alone,
+        large,
+        *held,
+        *_cached_keys_and_values(cache, module.layer_idx),
+    )
 
 
 def _attended(output: Any) -> Tensor:
@@ -89,6 +96,6 @@ def _attended(output: Any) -> Tensor:
     return attended
 
 
-def _held(cache: Any, index: int) -> tuple[Tensor, Tensor]:
+def _cached_keys_and_values(cache: Any, index: int) -> tuple[Tensor, Tensor]:
     layer = cache.layers[index]
     return layer.keys.flatten(0, 2).clone(), layer.values.flatten(0, 2).clone()

@@ -111,13 +111,13 @@ class FusedMixerLayer(FusedModuleMixin):
                 check_inference(self, hidden_states)
                 output = self._step.defer(self, hidden_states, named)
             if output is None:
-                output = self._fused(ordinary(hidden_states), named)
+                output = self._run_fused(ordinary(hidden_states), named)
             if output is not None:
                 nones = self._parts.nones
                 return (output, *[None] * nones) if nones else output
         return self._original_class.forward(self, hidden_states, *args, **kwargs)
 
-    def _fused(self, x: Tensor, named: dict[str, Any]) -> Tensor | None:
+    def _run_fused(self, x: Tensor, named: dict[str, Any]) -> Tensor | None:
         check_inference(self, x)
         bound = self._bound or self._bind()
         mixer = bound.mixer

@@ -110,7 +110,7 @@ class GroupNormRule:
 
     def apply(self, match: Match, context: Context) -> Outcome:
         assert isinstance(match.module, nn.GroupNorm)
-        fused = FusedGroupNorm(match.module, activates=match.found)
+        fused = FusedGroupNorm(match.module, activates=match.data)
         if context.config.verify:
             weight = next(match.module.parameters(), None)
             dtype = torch.float32 if weight is None else weight.dtype
@@ -122,7 +122,7 @@ class GroupNormRule:
             if reason is not None:
                 return Outcome((PlanItem.left(match.path, STRUCTURE, reason),), (match.module,))
         swap_module(context.journal, context.slots[id(match.module)], fused)
-        structure = f"{STRUCTURE} + SiLU" if match.found else STRUCTURE
+        structure = f"{STRUCTURE} + SiLU" if match.data else STRUCTURE
         item = PlanItem(match.path, structure, "group_norm", "float32", packed_bytes=0, reason=None)
         return Outcome((item,), (match.module,))
 

@@ -37,7 +37,7 @@ class NormSpec:
         """What the normalized values are multiplied by."""
         return weight if weight is None or self.offset == 0 else weight.detach().float() + self.offset
 
-    def apply(self, input: Tensor, scale: Tensor | None, bias: Tensor | None) -> Tensor:
+    def normalize(self, input: Tensor, scale: Tensor | None, bias: Tensor | None) -> Tensor:
         """The fused op on `input` [..., N]."""
         if self.kind == "rms_norm":
             return rms_norm(input, scale, self.eps)
@@ -45,7 +45,9 @@ class NormSpec:
 
     def compute(self, module: nn.Module, input: Tensor) -> Tensor:
         """The same with the parameters of `module`."""
-        return self.apply(input, self.scale(module._parameters.get("weight")), module._parameters.get("bias"))
+        return self.normalize(
+            input, self.scale(module._parameters.get("weight")), module._parameters.get("bias")
+        )
 
     def reference(self, module: nn.Module, input: Tensor) -> Tensor:
         """The same in plain torch."""
@@ -140,7 +142,7 @@ class FusedNorm(Replacement):
         ):  # what comes after decoder layers; by dispatch it takes as long as the norm
             hidden_states = hidden_states.tensor
         scale = self._parameters.get("weight") if self._shifted is None else self._shifted
-        return self.spec.apply(hidden_states, scale, self._parameters.get("bias"))
+        return self.spec.normalize(hidden_states, scale, self._parameters.get("bias"))
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> FusedNorm:
         super()._apply(fn, recurse)
@@ -169,7 +171,7 @@ class NormRule:
         return None if spec is None else Match(module, path, spec)
 
     def apply(self, match: Match, context: Context) -> Outcome:
-        spec: NormSpec = match.found
+        spec: NormSpec = match.data
         structure = spec.kind.replace("_", " ")
         weight = next(match.module.parameters(recurse=False))
         fused = FusedNorm(match.module, spec)

@@ -56,7 +56,7 @@ class StaticProductRule:
         module, structure = match.module, f"torch.ao static int8 {type(match.module).__name__}"
         reason = refusal_to_swap(module, match.path, context)
         if reason is None and not context.measured:
-            reason = "it stays with the engine it was packed for: others are not measured"
+            reason = "it keeps the engine it was packed for; measuring other engines is off"
         if reason is not None:
             return Outcome((PlanItem.left(match.path, structure, reason),), (module,))
         add_attribute(context.journal, module, "forward", FastestEngine(module))

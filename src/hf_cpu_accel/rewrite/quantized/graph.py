@@ -85,7 +85,7 @@ def _lower(path: str, module: GraphModule, context: Context) -> Iterator[PlanIte
     graph = copy.deepcopy(module.graph)
     products = _products(module, graph)
     if not products:
-        yield PlanItem.left(path, "quantized graph", "it has no product of widened weights that is known")
+        yield PlanItem.left(path, "quantized graph", "it has no supported product with dequantized weights")
         return
     rounded = {node.target for node in graph.nodes if node.target in products and _unrounded(node.args[0])}
     _drop_rounding(graph)
@@ -133,7 +133,7 @@ def _products(module: GraphModule, graph: Graph) -> dict[str, nn.Module]:
         if node.target not in _PRODUCTS or node.kwargs:
             continue
         input, weight, bias, *geometry = (*node.args, None)[: max(3, len(node.args))]
-        widen, given = _widening(weight, module), _held(bias, module)
+        widen, given = _widening(weight, module), _constant(bias, module)
         if widen is None or (bias is not None and given is None):
             continue
         product = node.target, *node.args[1:]  # all that it does to an input
@@ -224,7 +224,7 @@ def _widens(node: Node) -> bool:
 
 def _expression(node: Node, module: GraphModule) -> Widening | Tensor | None:
     if node.op == "get_attr":
-        return _held(node, module)
+        return _constant(node, module)
     if node.op != "call_function":
         return None
     values: dict[Node, Any] = {}
@@ -236,7 +236,7 @@ def _expression(node: Node, module: GraphModule) -> Widening | Tensor | None:
     return Widening(node.target, args, kwargs)
 
 
-def _held(node: object, module: GraphModule) -> Tensor | None:
+def _constant(node: object, module: GraphModule) -> Tensor | None:
     if not isinstance(node, Node) or node.op != "get_attr":
         return None
     value = attrgetter(str(node.target))(module)

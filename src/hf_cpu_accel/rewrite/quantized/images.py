@@ -23,7 +23,7 @@ from hf_cpu_accel.rewrite.core.verify import row_error
 from hf_cpu_accel.rewrite.quantized.graph import RANGE, with_lowered
 from hf_cpu_accel.tolerance import RESIDUAL_BLOCKS
 
-STRUCTURE = "images in 8 bits"
+STRUCTURE = "int8 images"
 _ATEN = torch.ops.aten
 _RELU = (_ATEN.relu.default, _ATEN.relu_.default)
 _ADD = (_ATEN.add.Tensor, _ATEN.add_.Tensor)
@@ -219,7 +219,7 @@ def _disagreement(order: Sequence[_Made], input: Any, lowered: GraphModule) -> s
                 values[node] = _call(node, values, lowered)
     error = row_error(ours.movedim(1, -1), values[order[-1].node].movedim(1, -1))
     bound = RESIDUAL_BLOCKS.of("int8")
-    return None if error <= bound else f"together they are off by {error:.1e}, above {bound:.1e}"
+    return None if error <= bound else f"the joined convolutions differ by {error:.1e} (allowed {bound:.0e})"
 
 
 def _call(node: Node, values: dict[Node, Any], lowered: GraphModule) -> Any:

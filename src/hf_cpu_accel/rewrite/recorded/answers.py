@@ -30,10 +30,10 @@ MAY_COPY = frozenset(
 SQUEEZES = ("squeeze", "squeeze_")
 
 
-def is_plain(value: Any) -> bool:
+def holds_constants_only(value: Any) -> bool:
     """Whether there are neither tensors nor sizes in it."""
     if isinstance(value, tuple | list):
-        return all(map(is_plain, value))
+        return all(map(holds_constants_only, value))
     if isinstance(value, dict):
-        return all(map(is_plain, value.values()))
+        return all(map(holds_constants_only, value.values()))
     return isinstance(value, type(None) | bool | int | float | str) and not isinstance(value, Size)

@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from hf_cpu_accel.rewrite.core.cache_state import PARTS
-from hf_cpu_accel.rewrite.recorded.shared_states import form_of_shared, held_in, is_shared
+from hf_cpu_accel.rewrite.recorded.shared_states import form_of_shared, is_shared, shared_contents
 
 _TENSORS = ("keys", "values", "indexer_keys")
 # Dictionaries of layers that have more than keys and values.
@@ -38,7 +38,7 @@ def form_of(cache: Any, index: int | None) -> tuple[tuple[Any, ...], list[int]]:
     if is_shared(cache):
         return form_of_shared(cache)
     if index is None:
-        raise TypeError("a cache of which the layer does not say what part is its own")
+        raise TypeError("layers that use a cache but have no layer_idx are not recorded")
     form: list[Any] = [type(cache)]
     lengths: list[int] = []
     for part in _parts(cache):
@@ -50,7 +50,7 @@ def form_of(cache: Any, index: int | None) -> tuple[tuple[Any, ...], list[int]]:
     return tuple(form), lengths
 
 
-def copied(cache: Any, index: int | None, *, tensors: bool = False) -> Any:
+def copy_cache(cache: Any, index: int | None, *, tensors: bool = False) -> Any:
     """A cache that layer `index` can be called with in the place of `cache`.
 
     Args:
@@ -59,12 +59,12 @@ def copied(cache: Any, index: int | None, *, tensors: bool = False) -> Any:
     made = copy.copy(cache)
     if is_shared(cache):
         if tensors:
-            made.data = {name: tuple(map(_cloned, states)) for name, states in cache.data.items()}
+            made.data = {name: tuple(map(_clone, states)) for name, states in cache.data.items()}
         return made
     assert index is not None  # else `form_of` has refused
     if _is_of_two(cache):
         for name in PARTS:
-            setattr(made, name, copied(getattr(cache, name), index))
+            setattr(made, name, copy_cache(getattr(cache, name), index))
         made.is_updated = dict(cache.is_updated)
     else:
         made.layers = list(cache.layers)
@@ -76,33 +76,33 @@ def _copied_layer(layer: Any) -> Any:
     made = copy.copy(layer)
     for name in _STATES:
         if name in vars(layer):
-            setattr(made, name, _all_cloned(getattr(layer, name)))
+            setattr(made, name, _clone_all(getattr(layer, name)))
     return made
 
 
-def _cloned(value: Any) -> Any:
+def _clone(value: Any) -> Any:
     return value.clone() if isinstance(value, Tensor) else value
 
 
-def held(cache: Any, index: int | None) -> list[Any]:
+def cache_contents(cache: Any, index: int | None) -> list[Any]:
     """Copies of the keys, values and states in layer `index`."""
     if is_shared(cache):
-        return held_in(cache)
+        return shared_contents(cache)
     assert index is not None
     layers = [part.layers[index] for part in _parts(cache) if index < len(part.layers)]
     found = [getattr(layer, name, None) for layer in layers for name in (*_TENSORS, *_STATES)]
-    return [_all_cloned(value) if isinstance(value, dict) else _cloned(value) for value in found]
+    return [_clone_all(value) if isinstance(value, dict) else _clone(value) for value in found]
 
 
-def _all_cloned(values: dict[Any, Any]) -> dict[Any, Any]:
-    return {key: _cloned(value) for key, value in values.items()}
+def _clone_all(values: dict[Any, Any]) -> dict[Any, Any]:
+    return {key: _clone(value) for key, value in values.items()}
 
 
 def _parts(cache: Any) -> list[Any]:
     caches, _, _ = _kinds()
     parts = [getattr(cache, name) for name in PARTS] if _is_of_two(cache) else [cache]
     if any(type(part) not in caches or part.offloading for part in parts):
-        raise TypeError(f"a {type(cache).__name__}, which no program can take")
+        raise TypeError(f"layers that use {type(cache).__name__} are not recorded")
     return parts
 
 
@@ -111,7 +111,7 @@ def _kind_and_length(cache: Any, index: int) -> tuple[tuple[Any, ...], int]:
         return (None,), 0
     layer = cache.layers[index]
     if type(layer) not in _kinds()[2] or getattr(layer, "record_past", False):
-        raise TypeError(f"a cache with a {type(layer).__name__}, which no program can take")
+        raise TypeError(f"layers that use {type(layer).__name__} are not recorded")
     begun = tuple(getattr(layer, "has_previous_state", {}).values())
     return (type(layer), *begun), int(layer.get_seq_length()) if hasattr(layer, "get_seq_length") else 0
 

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from hf_cpu_accel.lazy.lazy_tensor import LazyTensor
 from hf_cpu_accel.rewrite.core.cache_state import Snapshot, snapshot
 from hf_cpu_accel.rewrite.core.refusal import Refusal
-from hf_cpu_accel.rewrite.recorded.caches import copied, form_of, held, is_cache
-from hf_cpu_accel.rewrite.recorded.program import Ref, replaced
+from hf_cpu_accel.rewrite.recorded.caches import cache_contents, copy_cache, form_of, is_cache
+from hf_cpu_accel.rewrite.recorded.program import Ref, replace_refs
 
 _CONSTANTS = (type(None), bool, float, str)
 
@@ -43,9 +43,9 @@ class Call:
         try:
             given = reading.read(args), {name: reading.read(value) for name, value in kwargs.items()}
         except TypeError as error:
-            return Refusal(f"it is called with {error}")
+            return Refusal(str(error))
         if not any(isinstance(value, Tensor) for value in reading.inputs):
-            return Refusal("it is called without tensors")
+            return Refusal("calls without tensor arguments are not recorded")
         form = (torch.get_default_dtype(), *reading.form, *kwargs)
         return cls(form, reading.inputs, tuple(reading.sizes), index, given)
 
@@ -72,22 +72,22 @@ class Call:
 
         def beside(value: Any) -> Any:
             if is_cache(value):
-                return copied(value, self.index, tensors=tensors)
+                return copy_cache(value, self.index, tensors=tensors)
             return value.clone() if tensors and isinstance(value, Tensor) else value
 
         return [beside(value) for value in self.inputs]
 
-    def told(self, output: Any, inputs: list[Any]) -> tuple[Any, list[Any]]:
+    def snapshot_outputs(self, output: Any, inputs: list[Any]) -> tuple[Any, list[Any]]:
         """What a call with `inputs` gave, to be compared: the output, in which caches that were given are told by their number, and
         copies of what is in the layer's part of each."""
         caches = {id(value): Ref(number) for number, value in enumerate(inputs) if is_cache(value)}
         return _with_numbers(output, caches), [
-            held(inputs[ref.number], self.index) for ref in caches.values()
+            cache_contents(inputs[ref.number], self.index) for ref in caches.values()
         ]
 
     def arguments(self, inputs: list[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The same with other inputs."""
-        args, kwargs = (replaced(part, lambda ref: inputs[ref.number]) for part in self.given)
+        args, kwargs = (replace_refs(part, lambda ref: inputs[ref.number]) for part in self.given)
         return args, kwargs
 
 
@@ -134,15 +134,15 @@ class _Reading:
             self.form.append(form)
             self.sizes.extend(lengths)
             return self._input(value)
-        raise TypeError(f"a {type(value).__name__}, which no program can take")
+        raise TypeError(f"calls with {type(value).__name__} arguments are not recorded")
 
     def _tensor(self, tensor: Tensor) -> Ref:
         known = self._seen.get(id(tensor))
         if known is None:
             if type(tensor) not in (Tensor, nn.Parameter) and not isinstance(tensor, LazyTensor):
-                raise TypeError(f"a {type(tensor).__name__}, which no program can take")
+                raise TypeError(f"calls with {type(tensor).__name__} arguments are not recorded")
             if not tensor.is_cpu:
-                raise TypeError(f"a tensor on {tensor.device}")
+                raise TypeError(f"calls with tensors on {tensor.device} are not recorded")
             self.form.append((type(tensor), tensor.dtype, tensor.dim()))
             self.sizes.extend(tensor.shape)
             known = self._seen[id(tensor)] = self._input(tensor)

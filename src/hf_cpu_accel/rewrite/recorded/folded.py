@@ -13,7 +13,7 @@ from torch import Tensor
 from hf_cpu_accel.ops.values import KeptValues
 from hf_cpu_accel.rewrite.recorded.aliases import Aliases
 from hf_cpu_accel.rewrite.recorded.forms import VIEWS
-from hf_cpu_accel.rewrite.recorded.held import Held, tensors_in
+from hf_cpu_accel.rewrite.recorded.held import ParameterReader, tensors_in
 from hf_cpu_accel.rewrite.recorded.program import Program, Ref, Step, expect, refs_in
 from hf_cpu_accel.rewrite.recorded.simplify import Steps
 
@@ -46,7 +46,7 @@ class Folded:
     __name__ = "folded"
 
     def __init__(self, steps: Sequence[Step], results: tuple[Ref, ...]) -> None:
-        self._held = [step.function for step in steps if isinstance(step.function, Held)]
+        self._held = [step.function for step in steps if isinstance(step.function, ParameterReader)]
         self._program = Program(0, steps, results)
         self._kept = self._computed([held() for held in self._held])
 
@@ -80,7 +80,7 @@ def with_folded(steps: Steps, aliases: Aliases) -> Steps:
     constant = _Constant(steps, aliases)
     results = tuple(dict.fromkeys(constant.read_outside()))
     needed = constant.needed_for(results)
-    held = [step.function for step in needed if isinstance(step.function, Held)]
+    held = [step.function for step in needed if isinstance(step.function, ParameterReader)]
     if not results or sum(one.shape.numel() for one in held) > _MOST_VALUES:
         return steps
     folded = Folded(needed, results)
@@ -138,7 +138,7 @@ class _Constant:
             if step.leaf is not None or step.result in changing or not self.results.issuperset(step.reads):
                 continue
             self.results.add(step.result)
-            if isinstance(step.function, Held) or (
+            if isinstance(step.function, ParameterReader) or (
                 step.function in VIEWS and self._plain.issuperset(step.reads)
             ):
                 self._plain.add(step.result)

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from hf_cpu_accel.rewrite.core.trace import BMM, MATMUL, SOFTMAX
 from hf_cpu_accel.rewrite.linear.layer import PackedLinear
-from hf_cpu_accel.rewrite.recorded.program import Ref, Step, replaced, size_of
+from hf_cpu_accel.rewrite.recorded.program import Ref, Step, replace_refs, size_of
 
 PRODUCT = frozenset((*MATMUL, *BMM))
 TIMES = frozenset((torch.mul, torch.multiply, Tensor.mul, Tensor.__mul__, Tensor.__rmul__))
@@ -46,7 +46,7 @@ def with_sizes_of_operands(steps: list[Step]) -> list[Step]:
     same: dict[Ref, Ref] = {}
     found: list[Step] = []
     for step in steps:
-        step = replace(step, args=replaced(step.args, lambda ref: same.get(ref, ref)))
+        step = replace(step, args=replace_refs(step.args, lambda ref: same.get(ref, ref)))
         if step.function is size_of:
             owner, dim = _operand(step.args[0], step.args[1], made)
             if isinstance(owner, Step):  # a view, which was told its size
@@ -54,7 +54,7 @@ def with_sizes_of_operands(steps: list[Step]) -> list[Step]:
                 same[step.result] = same.get(size, size)
                 continue
             step = replace(step, args=(owner, dim))
-        found.append(replace(step, kwargs=replaced(step.kwargs, lambda ref: same.get(ref, ref))))
+        found.append(replace(step, kwargs=replace_refs(step.kwargs, lambda ref: same.get(ref, ref))))
     return found
 
 
@@ -162,7 +162,7 @@ def _renamed(steps: list[Step], same: dict[Ref, Ref]) -> list[Step]:
         return same.get(ref, ref)
 
     kept = [step for step in steps if step.result not in same]
-    return [replace(step, args=replaced(step.args, find)) for step in kept] if same else kept
+    return [replace(step, args=replace_refs(step.args, find)) for step in kept] if same else kept
 
 
 def with_sink(step: Step) -> tuple[Ref, Ref] | None:

@@ -11,9 +11,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from hf_cpu_accel.patching.plain_values import is_plain, noted
+from hf_cpu_accel.patching.plain_values import is_plain_value, value_reader
 from hf_cpu_accel.rewrite.core.packed_module import PackedModule
-from hf_cpu_accel.rewrite.recorded.held import is_ours
+from hf_cpu_accel.rewrite.recorded.held import is_package_module
 from hf_cpu_accel.rewrite.recorded.kept import OWN
 
 _FUNCTIONS = (type, FunctionType, BuiltinFunctionType, MethodType)
@@ -115,7 +115,7 @@ class Guard:
         read = {name: value for name, value in state.items() if name not in OWN}
         # Torch's modules read what their code names, and get nothing new.
         is_torchs = type(module).__module__.startswith("torch.")
-        if is_torchs or is_ours(module):
+        if is_torchs or is_package_module(module):
             read = {name: value for name, value in read.items() if name in self._read.names}
         self._take(read, state, _DEEPEST)
         tensors = module._parameters, module._buffers
@@ -127,9 +127,9 @@ class Guard:
 
     def _take(self, read: dict[str, Any], state: Any, depth: int) -> None:
         """Note the values in `read`, which is a part of `state`, and those of the objects in it that are no modules: configs."""
-        plain = [name for name, value in read.items() if is_plain(value)]
+        plain = [name for name, value in read.items() if is_plain_value(value)]
         if plain:
-            self._states.append((state, *noted(state, plain)))
+            self._states.append((state, *value_reader(state, plain)))
         for name, value in read.items():
             if name in plain or isinstance(value, nn.Module | Tensor | ModuleType | Mapping):
                 continue
@@ -155,14 +155,14 @@ class Guard:
             self._seen.add(id(cls))
             named = (name for name in self._read.names if name in vars(cls) and not name.startswith("__"))
             read = {name: value for name in named if not isinstance(value := vars(cls)[name], _FUNCTIONS)}
-            self._take({n: v for n, v in read.items() if is_plain(v)}, vars(cls), 0)
+            self._take({n: v for n, v in read.items() if is_plain_value(v)}, vars(cls), 0)
 
 
 def _not_ours(layer: nn.Module) -> Iterator[nn.Module]:
     """The layer, and the modules in it whose forward is recorded."""
     yield layer
     for child in layer.children():
-        if not is_ours(child):
+        if not is_package_module(child):
             yield from _not_ours(child)
 
 

@@ -13,7 +13,7 @@ from hf_cpu_accel.rewrite.recorded.program import Mismatch
 _PACKAGE = "hf_cpu_accel."
 
 
-class Held:
+class ParameterReader:
     """Reads a parameter or buffer by its name: casts and users exchange them.
 
     Args:
@@ -49,7 +49,7 @@ class Held:
         return tensor
 
 
-def is_ours(module: nn.Module) -> bool:
+def is_package_module(module: nn.Module) -> bool:
     return any(cls.__module__.startswith(_PACKAGE) for cls in type(module).__mro__)
 
 

@@ -19,7 +19,7 @@ OWN = frozenset(("_programs", "_left", "_changes", LEFT))
 _MISSING = object()
 
 
-class Kept:
+class StateSnapshot:
     """What the modules of a shadow hold, to tell whether a call of it changed that, and to take it back.
 
     The attributes of shadows are their own, but lists, dictionaries and objects in them are those of the model.
@@ -30,19 +30,19 @@ class Kept:
 
     def __init__(self, modules: list[nn.Module]) -> None:
         self._seen: set[int] = set()
-        self._held: list[
+        self._contents: list[
             tuple[str, Any, dict[Any, Any]]
         ] = []  # (name of an attribute, container in it, content)
         for module in modules:
-            self._held.append(("", vars(module), dict(vars(module))))
+            self._contents.append(("", vars(module), dict(vars(module))))
             for name, value in vars(module).items():
                 if name not in OWN:
                     self._note(name, value, _DEEPEST)
 
-    def taken_back(self) -> str | None:
+    def restore(self) -> str | None:
         """The name of an attribute that was changed, or in which something was; all is what it was again."""
         changed = None
-        for name, container, content in self._held:
+        for name, container, content in self._contents:
             differing = [key for key in _differing(_content(container), content) if key not in OWN]
             if differing:
                 changed = changed or name or str(differing[0])
@@ -59,7 +59,7 @@ class Kept:
         parts: Any = value if type(value) is tuple else ()
         if isinstance(container, list | dict | set | deque):
             content = _content(container)
-            self._held.append((name, container, content))
+            self._contents.append((name, container, content))
             parts = content.values()
         for part in parts if depth else ():
             self._note(name, part, depth - 1)

@@ -146,7 +146,7 @@ class FusedRecordedLayer(FusedModuleMixin):
         self._programs.pop(form, None)
         if self._changes >= _MOST_CHANGES:
             self._programs[form] = None
-            self._refused(Refusal("its attributes change from call to call"))
+            self._refused(Refusal("its attributes change between calls"))
         return None
 
     def _first(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -160,9 +160,9 @@ class FusedRecordedLayer(FusedModuleMixin):
         found = attempt("", record, self, call)
         ours = None if isinstance(found, Refusal) else all_made(found[2])  # before the cache is written to
         expected = self._original_class.forward(self, *args, **kwargs)
-        given = call.told(expected, call.inputs)
+        given = call.snapshot_outputs(expected, call.inputs)
         if not isinstance(found, Refusal) and not alike(self, ours, given):
-            found = Refusal("its steps, taken again, do not give what it gives")
+            found = Refusal("replaying its recorded operations gives a different result")
         if isinstance(found, Refusal):
             self._programs[call.form] = None
             self._refused(found)
@@ -183,12 +183,12 @@ class FusedRecordedLayer(FusedModuleMixin):
         inputs = call.inputs_beside()
         try:
             # First, as copies of caches may share the storage that is written to.
-            output = all_made(call.told(recorded.program(inputs), inputs))
+            output = all_made(call.snapshot_outputs(recorded.program(inputs), inputs))
         except Exception:  # as in `forward`; only a copy of the cache was written to
             recorded.fails(call.sizes)
             return self._original_class.forward(self, *args, **kwargs)
         expected = self._original_class.forward(self, *args, **kwargs)
-        if alike(self, output, call.told(expected, call.inputs)):
+        if alike(self, output, call.snapshot_outputs(expected, call.inputs)):
             recorded.is_right(call.sizes)
         else:
             recorded.is_wrong()

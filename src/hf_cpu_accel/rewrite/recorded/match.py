@@ -39,7 +39,7 @@ def record_layers(context: Context) -> list[PlanItem]:
     def named(fused: FusedRecordedLayer, path: str) -> tuple[str, str]:
         return "steps", context.dtype_names(path, fused)
 
-    return fuse_each(context, RECORDED, look, named, whole=True)
+    return fuse_each(context, RECORDED, look, named, skip_children=True)
 
 
 def _is_called_layer(root: nn.Module, path: str) -> bool:

@@ -13,14 +13,14 @@ from hf_cpu_accel.rewrite.core.foreign_code import OwnError, ours
 from hf_cpu_accel.rewrite.core.refusal import Refusal, Refused
 from hf_cpu_accel.rewrite.core.shadow_copy import Shadow
 from hf_cpu_accel.rewrite.recorded.answers import CONSTANTS
-from hf_cpu_accel.rewrite.recorded.held import Held, tensors_of
+from hf_cpu_accel.rewrite.recorded.held import ParameterReader, tensors_of
 from hf_cpu_accel.rewrite.recorded.program import Ref, Step, expect, size_of
 from hf_cpu_accel.rewrite.recorded.size import Hashed, Size, Sizes, StandIn, plain
 
-FOREIGN = Refusal("it uses a tensor that is neither given to it nor a parameter or buffer of its own")
+FOREIGN = Refusal("it uses a tensor that is not an argument, parameter or buffer of it")
 
 
-class Noted:
+class CallRecord:
     """
     Args:
         shadow: of the layer that is called.
@@ -68,7 +68,9 @@ class Noted:
             return {key: self.refs(part) for key, part in value.items()}
         if isinstance(value, CONSTANTS):
             return value
-        raise Refused(Refusal(f"it hands on a {type(value).__name__}, which no step can take or give"))
+        raise Refused(
+            Refusal(f"it passes a {type(value).__name__} between operations, which is not recorded")
+        )
 
     def number(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         """What a cache is asked for that is no tensor."""
@@ -165,6 +167,6 @@ class Noted:
         if held is None:
             raise Refused(FOREIGN)
         module, name = held
-        ref = self._step(Held(self.shadow.original(module), name), (), {})
+        ref = self._step(ParameterReader(self.shadow.original(module), name), (), {})
         self._keep(tensor, ref)
         return ref

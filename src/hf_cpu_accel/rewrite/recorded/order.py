@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from hf_cpu_accel.rewrite.core.refusal import Refusal
 from hf_cpu_accel.rewrite.recorded.attention.attend import Attention
-from hf_cpu_accel.rewrite.recorded.held import Held
+from hf_cpu_accel.rewrite.recorded.held import ParameterReader
 from hf_cpu_accel.rewrite.recorded.program import Ref, Step, expect
 from hf_cpu_accel.rewrite.recurrent.layer import RecurrentMixer
 
@@ -28,13 +28,13 @@ def checked_first(steps: Sequence[Step]) -> list[Step] | Refusal:
             needed |= _with_sources(step, made)
     early = [step for step in steps[first:] if step.result in needed]
     if any(step.effect and step.function is not expect for step in early):
-        return Refusal("what it does behind a recurrence depends on what that gives")
+        return Refusal("operations after a recurrence depend on its output")
     late = [step for step in steps[first:] if step.result not in needed]
     return [*steps[:first], *early, *late]
 
 
 def _may_not_fit(step: Step) -> bool:
-    return step.function is expect or isinstance(step.function, Held | Attention)
+    return step.function is expect or isinstance(step.function, ParameterReader | Attention)
 
 
 def _with_sources(step: Step, made: dict[Ref, Step]) -> set[Ref]:

@@ -9,10 +9,10 @@ from torch.nn import functional
 
 from hf_cpu_accel.rewrite.core.context import MIN_OUT_FEATURES
 from hf_cpu_accel.rewrite.linear.match import FEW_WEIGHTS
-from hf_cpu_accel.rewrite.linear.shared import is_taken, multiply
+from hf_cpu_accel.rewrite.linear.shared import multiply, supports_weight
 from hf_cpu_accel.rewrite.recorded.by_torch import routes
 from hf_cpu_accel.rewrite.recorded.forms import CAST
-from hf_cpu_accel.rewrite.recorded.held import Held
+from hf_cpu_accel.rewrite.recorded.held import ParameterReader
 from hf_cpu_accel.rewrite.recorded.program import Ref, Step
 
 
@@ -34,8 +34,8 @@ def _by_ours(step: Step, made: dict[Ref, Step], steps: list[Step]) -> Step:
     while weight is not None and weight.function in CAST:
         weight = made.get(weight.args[0])
     held = getattr(weight, "function", None)
-    if not isinstance(held, Held) or routes(step, steps):
+    if not isinstance(held, ParameterReader) or routes(step, steps):
         return step
     if held.shape[0] < MIN_OUT_FEATURES or held.shape.numel() <= FEW_WEIGHTS:
         return replace(step, function=multiply_few)
-    return replace(step, function=multiply) if is_taken(held()) else step
+    return replace(step, function=multiply) if supports_weight(held()) else step

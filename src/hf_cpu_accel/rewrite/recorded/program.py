@@ -73,16 +73,16 @@ def refs_in(value: Any) -> Iterator[Ref]:
         yield from refs_in(part)
 
 
-def replaced(value: Any, find: Callable[[Ref], Any]) -> Any:
+def replace_refs(value: Any, find: Callable[[Ref], Any]) -> Any:
     """`value` with `find(ref)` in the place of each."""
     if isinstance(value, Ref):
         return find(value)
     if isinstance(value, tuple | list):
-        return type(value)([replaced(part, find) for part in value])
+        return type(value)([replace_refs(part, find) for part in value])
     if isinstance(value, dict):
-        return {key: replaced(part, find) for key, part in value.items()}
+        return {key: replace_refs(part, find) for key, part in value.items()}
     if isinstance(value, slice):
-        return slice(*(replaced(part, find) for part in (value.start, value.stop, value.step)))
+        return slice(*(replace_refs(part, find) for part in (value.start, value.stop, value.step)))
     return value
 
 

@@ -24,8 +24,8 @@ from hf_cpu_accel.rewrite.recorded.cached_functions import forget_results
 from hf_cpu_accel.rewrite.recorded.call import Call
 from hf_cpu_accel.rewrite.recorded.folded import with_folded
 from hf_cpu_accel.rewrite.recorded.guard import Guard, names_read
-from hf_cpu_accel.rewrite.recorded.held import is_ours
-from hf_cpu_accel.rewrite.recorded.kept import Kept
+from hf_cpu_accel.rewrite.recorded.held import is_package_module
+from hf_cpu_accel.rewrite.recorded.kept import StateSnapshot
 from hf_cpu_accel.rewrite.recorded.noted import FOREIGN
 from hf_cpu_accel.rewrite.recorded.order import checked_first, writes_over
 from hf_cpu_accel.rewrite.recorded.program import Program, Ref, Step, refs_in
@@ -45,15 +45,15 @@ def record(layer: Any, call: Call) -> tuple[Program, Guard, Any] | Refusal:
     with names_read() as read:
         steps = _steps(layer, shadow, call)
     if by_torch := torch_products(steps.steps, count):
-        return Refusal(f"torch computes a part of it ({', '.join(by_torch)})")
+        return Refusal(f"PyTorch computes part of it ({', '.join(by_torch)})")
     program = Program(count, required(checked_first(steps.steps)), steps.output)
     program.writes_over = any(map(writes_over, steps.steps))
     inputs = call.inputs_beside()
     try:
         with torch.no_grad(), disable_grouping():
-            output = call.told(program(inputs), inputs)
+            output = call.snapshot_outputs(program(inputs), inputs)
     except Exception as error:
-        return Refusal(f"its steps, taken again, raise {type(error).__name__}")
+        return Refusal(f"replaying its recorded operations raises {type(error).__name__}")
     return program, Guard(layer, read), output
 
 
@@ -70,7 +70,7 @@ def _steps(layer: Any, shadow: Shadow, call: Call) -> Steps:
             inputs = call.inputs_beside(tensors=True)
         recorder = Recorder(shadow, inputs, call.index, fixed=fixed)
         try:
-            return _noted(layer, shadow, recorder, call)
+            return _record_steps(layer, shadow, recorder, call)
         except OwnError as error:
             if isinstance(error.error, Hashed) and fixed is not None:
                 fixed = (*fixed, error.error.size) if len(fixed) < _MOST_FIXED else None
@@ -86,11 +86,13 @@ def _is_foreign(error: Exception) -> bool:
     return isinstance(error, Refused) and error.refusal is FOREIGN
 
 
-def _noted(layer: Any, shadow: Shadow, recorder: Recorder, call: Call) -> Steps:
+def _record_steps(layer: Any, shadow: Shadow, recorder: Recorder, call: Call) -> Steps:
     """What a call takes, and what it gives."""
     args, kwargs = call.arguments(recorder.inputs)
     given = list(_leaves((args, kwargs)))
-    kept = Kept([m for m in shadow.module.modules() if m is shadow.module or not is_ours(m)])
+    kept = StateSnapshot(
+        [m for m in shadow.module.modules() if m is shadow.module or not is_package_module(m)]
+    )
     try:
         with (
             _random(),
@@ -101,15 +103,15 @@ def _noted(layer: Any, shadow: Shadow, recorder: Recorder, call: Call) -> Steps:
         ):
             output = required(call_foreign(layer._original_class.forward, shadow.module, *args, **kwargs))
     finally:
-        changed = kept.taken_back()
+        changed = kept.restore()
     if changed is not None:
-        raise Refused(Refusal(f"it keeps something from one call to the next ({changed})"))
+        raise Refused(Refusal(f"it keeps state between calls ({changed})"))
     now = list(_leaves((args, kwargs)))
     if len(now) != len(given) or any(one is not other for one, other in zip(now, given, strict=True)):
-        raise Refused(Refusal("it writes to a list or a dictionary that it is given"))
+        raise Refused(Refusal("it modifies a list or dictionary among its arguments"))
     result = recorder.refs(output)
     if recorder.aliases.are_ambiguous(recorder.steps, {*refs_in(result), *_handed_out(recorder.steps)}):
-        raise Refused(Refusal("it writes to tensors that may or may not be copies"))
+        raise Refused(Refusal("it writes in place to tensors that may share memory"))
     return with_folded(Steps(recorder.steps, result).simplified(), recorder.aliases)
 
 

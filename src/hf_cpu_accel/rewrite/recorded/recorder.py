@@ -15,9 +15,9 @@ from hf_cpu_accel.rewrite.core.recordable import RECORDER
 from hf_cpu_accel.rewrite.core.refusal import Refusal, Refused
 from hf_cpu_accel.rewrite.core.shadow_copy import Shadow
 from hf_cpu_accel.rewrite.recorded.aliases import Aliases
-from hf_cpu_accel.rewrite.recorded.answers import FORM, MAY_COPY, SQUEEZES, is_plain
-from hf_cpu_accel.rewrite.recorded.held import address, is_ours, tensors_in, tensors_of
-from hf_cpu_accel.rewrite.recorded.noted import Noted
+from hf_cpu_accel.rewrite.recorded.answers import FORM, MAY_COPY, SQUEEZES, holds_constants_only
+from hf_cpu_accel.rewrite.recorded.held import address, is_package_module, tensors_in, tensors_of
+from hf_cpu_accel.rewrite.recorded.noted import CallRecord
 from hf_cpu_accel.rewrite.recorded.program import Ref, size_of
 from hf_cpu_accel.rewrite.recorded.shared_states import SharedStandIn, is_shared, states_of
 from hf_cpu_accel.rewrite.recorded.size import Sizes, StandIn, plain
@@ -29,7 +29,7 @@ from hf_cpu_accel.runtime.torch_modes import AroundFunctions
 _HANDED_OUT = frozenset({recurrent_state, states_of})
 
 
-class Recorder(Noted):
+class Recorder(CallRecord):
     """In `noting`, what this thread asks torch for is noted.
 
     Args:
@@ -60,7 +60,7 @@ class Recorder(Noted):
     def noting(self) -> Iterator[None]:
         """For the call of the shadow."""
         for module in self.shadow.module.modules():
-            if module is not self.shadow.module and is_ours(module):
+            if module is not self.shadow.module and is_package_module(module):
                 vars(module)["forward"] = self._leaf(module)
         try:
             with within(RECORDER, self.called), AroundFunctions(self._asked):
@@ -119,13 +119,13 @@ class Recorder(Noted):
             self._depth -= 1
         with ours():
             if any(address(t) in self._protected for t in written):
-                raise Refused(Refusal("it writes to what it is given, or to its weights"))
+                raise Refused(Refusal("it writes to its arguments or its weights"))
             if (
                 func in MAY_COPY and args and address(args[0]) in self._protected
             ):  # in another call it may be no copy
                 self._protected.add(address(output))
             before = [(tensor, self._refs.get(id(tensor))) for tensor in given]
-            told = self._told(func, args, kwargs, output, bool(written))
+            told = self._record_output(func, args, kwargs, output, bool(written))
             self._note_memory(before, written, output, may_copy=func in MAY_COPY or "memory_format" in kwargs)
             return told
 
@@ -164,7 +164,7 @@ class Recorder(Noted):
         if kwargs.get("generator") is not None:
             raise Refused(Refusal("it draws random numbers"))
 
-    def _told(self, func: Any, args: Any, kwargs: dict[str, Any], output: Any, writes: bool) -> Any:
+    def _record_output(self, func: Any, args: Any, kwargs: dict[str, Any], output: Any, writes: bool) -> Any:
         name = getattr(func, "__name__", "")
         if name == "__get__":
             name = getattr(func.__self__, "__name__", "")
@@ -189,10 +189,10 @@ class Recorder(Noted):
             return output
         if output is None and not writes and name != "__set__":
             return output
-        if next(tensors_in(output), None) is None and is_plain((args, kwargs)):
+        if next(tensors_in(output), None) is None and holds_constants_only((args, kwargs)):
             return output  # of what is torn down meanwhile, for one
         if name == "__set__" or (output is not None and next(tensors_in(output), None) is None):
-            raise Refused(Refusal(f"what it does depends on numbers ({name} of a tensor is read)"))
+            raise Refused(Refusal(f"its control flow depends on tensor values ({name})"))
         if func is Tensor.type_as:  # which would read the other for its dtype alone
             func, args = Tensor.to, (args[0], output.dtype)
         result = self._step(func, self.refs(args), self.refs(kwargs), effect=writes)

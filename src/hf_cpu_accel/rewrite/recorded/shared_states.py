@@ -33,13 +33,15 @@ def form_of_shared(shared: Any) -> tuple[tuple[Any, ...], list[int]]:
             or type(states) is not tuple
             or not all(isinstance(x, Tensor) for x in states)
         ):
-            raise TypeError(f"a {type(shared).__name__} of {name!r}, which no program can take")
+            raise TypeError(
+                f"layers that use {type(shared).__name__}[{name!r}] other than as a tuple of tensors are not recorded"
+            )
         form.append((name, *((x.dtype, x.dim()) for x in states)))
         sizes.extend(size for x in states for size in x.shape)
     return tuple(form), sizes
 
 
-def held_in(shared: Any) -> list[Any]:
+def shared_contents(shared: Any) -> list[Any]:
     """Its names and tensors."""
     return [(name, *states) for name, states in shared.data.items()]
 
@@ -55,7 +57,7 @@ class SharedStandIn(StandIn):
         return type(self.real)
 
     def __getattr__(self, name: str) -> NoReturn:
-        refuse(f"it asks the keys and values that it is handed for something else than these ({name})")
+        refuse(f"it uses {name} of the shared keys and values, which is not recorded")
 
     def __getitem__(self, name: Any) -> Any:
         return self._notes.called(states_of, (self, name), {}, effect=False)

@@ -28,7 +28,7 @@ from hf_cpu_accel.rewrite.recorded.forms import (
 )
 from hf_cpu_accel.rewrite.recorded.numbers import with_numbers
 from hf_cpu_accel.rewrite.recorded.products import with_our_products
-from hf_cpu_accel.rewrite.recorded.program import Ref, Step, refs_in, replaced
+from hf_cpu_accel.rewrite.recorded.program import Ref, Step, refs_in, replace_refs
 from hf_cpu_accel.rewrite.recorded.shared_states import KEEP
 
 _DROPOUTS = (functional.dropout, torch.dropout, functional.dropout1d, functional.dropout2d)
@@ -87,7 +87,7 @@ class Steps:
                 same[step.result] = step.args[0]
             else:
                 kept.append(step)
-        self.steps, self.output = kept, replaced(self.output, lambda ref: same.get(ref, ref))
+        self.steps, self.output = kept, replace_refs(self.output, lambda ref: same.get(ref, ref))
 
     def _join_ffns(self) -> None:
         """down(activation(up(x))): one op."""
@@ -216,7 +216,11 @@ def _with(step: Step, same: dict[Ref, Ref]) -> Step:
     def find(ref: Ref) -> Ref:
         return same.get(ref, ref)
 
-    return replace(step, args=replaced(step.args, find), kwargs=replaced(step.kwargs, find)) if same else step
+    return (
+        replace(step, args=replace_refs(step.args, find), kwargs=replace_refs(step.kwargs, find))
+        if same
+        else step
+    )
 
 
 def _between_writes(steps: list[Step]) -> list[list[Step]]:

@@ -43,7 +43,7 @@ class _OfCache(StandIn):
         return type(self.real)
 
     def __getattr__(self, name: str) -> NoReturn:
-        refuse(f"it asks its cache for something else than keys and values ({name})")
+        refuse(f"it uses {name} of its cache; only keys and values are recorded")
 
     def __bool__(self) -> bool:
         self.__getattr__("bool")

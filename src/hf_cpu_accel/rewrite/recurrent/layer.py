@@ -28,10 +28,10 @@ class RecurrentMixer(FusedMixer):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         named = self.named(args, kwargs)
-        output = self._fused(**named) if is_fused(self, named) else None
+        output = self._run_fused(**named) if is_fused(self, named) else None
         return self._original_class.forward(self, *args, **kwargs) if output is None else output
 
-    def _fused(self, hidden_states: Tensor, **named: Any) -> Tensor | None:
+    def _run_fused(self, hidden_states: Tensor, **named: Any) -> Tensor | None:
         check_inference(self, hidden_states)
         mixed = self.mix(ordinary(hidden_states), named)
         return None if mixed is None else self._modules[self.last](mixed)  # type: ignore[misc]

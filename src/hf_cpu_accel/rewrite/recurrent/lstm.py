@@ -25,7 +25,7 @@ from hf_cpu_accel.rewrite.core.rule import Match, Outcome
 from hf_cpu_accel.rewrite.core.verify import disagreement
 from hf_cpu_accel.runtime.tracing import is_tracing
 
-STRUCTURE = "long short-term memory"
+STRUCTURE = "lstm"
 _LEAST_FEATURES = 128  # of the hidden state
 # In floating point torch's own, which puts the weights in another order in each call, is as fast where there are more steps of all
 # sequences than that; or more sequences, where it has a projection, which oneDNN does not do.
@@ -156,7 +156,7 @@ class LSTMRule:
         return Match(module, path, "int8" if dtype in QUANTIZED else dtype)
 
     def apply(self, match: Match, context: Context) -> Outcome:
-        module, dtype = match.module, match.found
+        module, dtype = match.module, match.data
         assert isinstance(module, nn.LSTM)
         packed = tuple(_direction(module, suffix, dtype) for suffix in _suffixes(module))
         fused: Any = fused_layer(FusedLSTM, module, _packed=packed)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from hf_cpu_accel.hosts.arguments import parameters_of, takes_cache, with_its_cache_name
 from hf_cpu_accel.patching.fused_module import fused_layer
-from hf_cpu_accel.patching.hooks import own_forward
+from hf_cpu_accel.patching.hooks import instance_forward
 from hf_cpu_accel.patching.inside import class_of
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.core.context import Context, refusal_to_swap
@@ -37,7 +37,7 @@ def fuse_recurrent_mixers(context: Context) -> list[PlanItem]:
     def op_and_dtype(fused: RecurrentMixer, path: str) -> tuple[str, str]:
         return fused._mixer.op, context.dtype_names(path, fused)
 
-    items = fuse_each(context, STRUCTURE, _looked_at, op_and_dtype)
+    items = fuse_each(context, STRUCTURE, _match_mixer, op_and_dtype)
     read = {name for item in items for name in _read_by_ops(context.root, item.name)}
     context.items[:] = [item for item in context.items if item.reason is None or item.name not in read]
     return items
@@ -59,12 +59,12 @@ def _read_by_ops(root: nn.Module, path: str) -> set[str]:
     return {path, *(f"{path}.{name}" for name in parts if name is not None)}
 
 
-def _looked_at(module: nn.Module, path: str, context: Context) -> RecurrentMixer | Refusal | None:
+def _match_mixer(module: nn.Module, path: str, context: Context) -> RecurrentMixer | Refusal | None:
     """The mixer with the fused forward, if that does what the mixer does; None if it is something else."""
     possible = candidates(module)
     if not possible or isinstance(module, RecurrentMixer):
         return None
-    reason = refusal_to_swap(module, path, context) or _obstacle(module, possible[0])
+    reason = refusal_to_swap(module, path, context) or _unsupported_reason(module, possible[0])
     if reason is not None:
         return Refusal(reason)
     expected = _expected(module, widened=possible[0].is_rounded)
@@ -81,8 +81,8 @@ def _looked_at(module: nn.Module, path: str, context: Context) -> RecurrentMixer
         if error <= enough:
             break
     if least <= allowed:
-        return _fused(module, best)
-    return Refusal(f"fused it would be off by {least:.1e} (allowed {allowed:.0e})")
+        return _build_mixer(module, best)
+    return Refusal(f"the fused version differs by {least:.1e} (allowed {allowed:.0e})")
 
 
 def _forget_values(module: nn.Module) -> None:
@@ -92,19 +92,19 @@ def _forget_values(module: nn.Module) -> None:
             part._values.clear()
 
 
-def _obstacle(module: Any, mixer: Mixer) -> str | None:
+def _unsupported_reason(module: Any, mixer: Mixer) -> str | None:
     """Why such a mixer is left, in words that go on after "left because"."""
     convolution = module._modules[mixer.convolution]
-    if any(own_forward(part) is not None for part in module.modules()):
-        return "the forward of a module in it was replaced"
+    if any(instance_forward(part) is not None for part in module.modules()):
+        return "a module in it has a replaced forward"
     if type(convolution) is not nn.Conv1d or convolution.groups != convolution.in_channels:
-        return "its convolution is not a plain one, channel by channel"
+        return "its convolution is not a depthwise nn.Conv1d"
     if not takes_cache(parameters_of(module.forward)) or not isinstance(
         getattr(module, "layer_idx", None), int
     ):
-        return "this version of its host hands it a cache of another kind"
+        return "it does not take the cache of transformers as past_key_values"
     if _dtype_of(module) not in (torch.float32, torch.bfloat16):
-        return f"it computes in {_dtype_of(module)}"
+        return f"it runs in {_dtype_of(module)}, only float32 and bfloat16 are supported"
     return None
 
 
@@ -114,7 +114,7 @@ def _dtype_of(module: nn.Module) -> torch.dtype:
     return next(packed, None) or next(module.parameters()).dtype
 
 
-def _fused(module: nn.Module, mixer: Mixer) -> RecurrentMixer:
+def _build_mixer(module: nn.Module, mixer: Mixer) -> RecurrentMixer:
     names = tuple(parameters_of(module.forward))
     mixer.prepare(module)
     fused: RecurrentMixer = fused_layer(RecurrentMixer, module, _mixer=mixer, _names=names)
@@ -172,7 +172,7 @@ def _error(module: nn.Module, mixer: Mixer, expected: _Run) -> float:
     shadow = Shadow(module)
     _move_to_bounds(shadow.module)
     with torch.no_grad(), shadow.running():
-        run = _run(_fused(shadow.module, mixer), _dtype_of(module))
+        run = _run(_build_mixer(shadow.module, mixer), _dtype_of(module))
     if (
         mixer.is_rounded
     ):  # a token for which B and C are nearly at right angles has outputs near 0: all are one row

@@ -39,9 +39,7 @@ class Mixer(ABC):
     norm: str | None
 
     op = ""
-    alone = (
-        "what its projections give would have to be put in another order, or be multiplied or bounded first"
-    )
+    alone = "its projected features would have to be reordered, scaled or clamped first"
     is_rounded = False
 
     @abstractmethod

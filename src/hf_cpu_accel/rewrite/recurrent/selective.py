@@ -31,7 +31,7 @@ class SelectiveStateSpace(Mixer):
     norms: tuple[str, str, str] | None
 
     op = "selective_scan"
-    alone = "its projections behind the convolution are not packed, or its norms there no RMS norms with weights and one eps"
+    alone = "its projections after the convolution are not packed, or their norms are not RMS norms with weights and one eps"
     is_rounded = True  # dt, which goes through exp
 
     def sizes(self, module: Any) -> StateSizes:

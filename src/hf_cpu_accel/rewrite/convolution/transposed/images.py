@@ -24,11 +24,11 @@ from hf_cpu_accel.rewrite.convolution.layer import put_alone
 from hf_cpu_accel.rewrite.convolution.transposed.windows import as_kernel, as_windows, margins_of, windows_of
 from hf_cpu_accel.rewrite.core.context import MAX_INTEGER_FEATURES, WEIGHT_DTYPES, Context, refusal_to_swap
 from hf_cpu_accel.rewrite.core.packed_module import PackedModule, check_inference
-from hf_cpu_accel.rewrite.core.packed_source import source_of, taken
+from hf_cpu_accel.rewrite.core.packed_source import saved_weight, source_of
 from hf_cpu_accel.rewrite.core.rule import Match, Outcome
 from hf_cpu_accel.runtime import hardware
 
-STRUCTURE = "transposed convolution of images"
+STRUCTURE = "transposed conv2d"
 _MOST_WINDOWS = (
     2  # squares that a kernel covers on each side: more are gathered more often than torch reads them
 )
@@ -50,7 +50,7 @@ class TransposedImages(PackedModule):
         self.dilation, self.padding_mode = original.dilation, original.padding_mode
         self.windows = windows_of(original.kernel_size, original.stride)
         weight = original.weight.detach()
-        saved = taken(weight)
+        saved = saved_weight(weight)
         self.packed = pack_conv2d(as_windows(weight, self.stride), dtype) if saved is None else saved.packed
 
     def forward(self, input: Tensor, output_size: Sequence[int] | None = None) -> Tensor:
@@ -67,11 +67,11 @@ class TransposedImages(PackedModule):
         """
         if input.dim() != 4 or input.shape[1] != self.in_channels or min(self._sides(input)) < 1:
             raise RuntimeError(
-                f"input of shape {tuple(input.shape)}: this convolution takes [batch, {self.in_channels}, height, width] with "
-                f"enough pixels for an output of one, {self.padding} less on either side"
+                f"input of shape {tuple(input.shape)} is not supported: expected [batch, {self.in_channels}, height, width], large "
+                f"enough for an output of one pixel after padding={self.padding} is removed from each side"
             )
         if input.dtype not in WEIGHT_DTYPES:
-            raise RuntimeError(f"input in {input.dtype}: accepted are {WEIGHT_DTYPES}")
+            raise RuntimeError(f"input dtype {input.dtype} is not supported: use one of {WEIGHT_DTYPES}")
         # Repeated in each call: whoever writes to it finds it written.
         bias = None if self.bias is None else self.bias.repeat(math.prod(self.stride))
         around = [size - 1 for size in self.windows]
@@ -100,7 +100,9 @@ class TransposedImages(PackedModule):
         more = [wanted - side for wanted, side in zip(list(output_size)[-2:], least, strict=True)]
         if not all(0 <= beyond < step for beyond, step in zip(more, self.stride, strict=True)):
             most = [side + step - 1 for side, step in zip(least, self.stride, strict=True)]
-            raise ValueError(f"output_size={list(output_size)}: this convolution gives {least} to {most}")
+            raise ValueError(
+                f"output_size={list(output_size)}: this convolution can return {least} to {most}"
+            )
         bias = None if self.bias is None else self.bias.to(input.dtype)
         weight = self.weight.to(input.dtype)
         return functional.conv_transpose2d(input, weight, bias, self.stride, self.padding, more)
@@ -137,15 +139,15 @@ class TransposedImagesRule:
             or type(module).forward is not nn.ConvTranspose2d.forward
         ):
             return None
-        reason = refusal_to_swap(module, path, context) or _refusal(module)
+        reason = refusal_to_swap(module, path, context) or _unsupported_reason(module)
         dtype = None if reason is not None else _dtype(module, path, context)
         return Match(module, path, (dtype, reason))
 
     def apply(self, match: Match, context: Context) -> Outcome:
-        module, (dtype, reason) = match.module, match.found
+        module, (dtype, reason) = match.module, match.data
         assert isinstance(module, nn.ConvTranspose2d)
         if dtype is None:
-            reason = reason or f"torch's own is as fast in {context.dtype_at(match.path)}"
+            reason = reason or f"PyTorch's kernel is as fast in {context.dtype_at(match.path)}"
             return Outcome((PlanItem.left(match.path, STRUCTURE, reason),), (module,))
         packed = TransposedImages(module, dtype)
         item = PlanItem(match.path, STRUCTURE, "conv2d", dtype, packed.packed.nbytes, None, provider="ours")
@@ -153,29 +155,29 @@ class TransposedImagesRule:
         return put_alone(match, packed, item, sizes, context)
 
 
-def _refusal(module: nn.ConvTranspose2d) -> str | None:
+def _unsupported_reason(module: nn.ConvTranspose2d) -> str | None:
     """Why there is no kernel for it, or None if there is one."""
     features, windows = (
         module.out_channels * math.prod(module.stride),
         windows_of(module.kernel_size, module.stride),
     )
     if module.groups > 1:
-        return f"it is in {module.groups} groups: there is no kernel for it"
+        return f"groups={module.groups} is not supported"
     if any(step > 1 for step in module.dilation):
-        return "it has gaps (dilation): there is no kernel for it"
+        return f"dilation={module.dilation} is not supported"
     if module.weight.dtype not in WEIGHT_DTYPES:
         return f"weights in {module.weight.dtype} are not supported, only float32 and bfloat16"
     if min(module.in_channels, features) < MIN_CHANNELS:
         return f"{module.in_channels} to {module.out_channels} channels: too few to gain from packing"
     if max(windows) > _MOST_WINDOWS or min(module.stride) < 2:
-        return f"kernels of {tuple(module.kernel_size)} at a stride of {tuple(module.stride)}: torch's own is faster"
+        return f"kernel_size={tuple(module.kernel_size)}, stride={tuple(module.stride)}: PyTorch's kernel is faster"
     if module.in_channels * math.prod(windows) > MAX_INTEGER_FEATURES:
-        return f"{module.in_channels} channels: sums of so many integers do not fit"
+        return f"integer sums over {module.in_channels} input channels would overflow"
     ends = zip(
         module.kernel_size, margins_of(module), module.output_padding, windows, module.stride, strict=True
     )
     if any(size - margin + more > window * step for size, margin, more, window, step in ends):
-        return "zeros behind its output lie beyond its kernels: there is no kernel for it"
+        return f"output_padding={module.output_padding} is not supported with this kernel_size and stride"
     return None
 
 

@@ -20,13 +20,13 @@ from hf_cpu_accel.rewrite.convolution.sound import DeferredELU, has_channels_las
 from hf_cpu_accel.rewrite.convolution.transposed.windows import as_kernel, as_windows, margins_of, windows_of
 from hf_cpu_accel.rewrite.core.context import MIN_OUT_FEATURES, WEIGHT_DTYPES, Context
 from hf_cpu_accel.rewrite.core.packed_module import check_inference
-from hf_cpu_accel.rewrite.core.packed_source import taken
+from hf_cpu_accel.rewrite.core.packed_source import saved_weight
 from hf_cpu_accel.rewrite.core.rule import Match, Outcome
 from hf_cpu_accel.rewrite.linear.layer import PackedLinear
 from hf_cpu_accel.rewrite.linear.match import packed_item
 from hf_cpu_accel.rewrite.linear.projection_group import ProjectionGroup
 
-STRUCTURE = "transposed convolution over time as linear"
+STRUCTURE = "transposed conv1d as linear"
 
 
 class TransposedConvolution(PackedLinear):
@@ -41,7 +41,7 @@ class TransposedConvolution(PackedLinear):
         (step,) = original.stride
         weight, bias = original.weight.detach(), original._parameters["bias"]
         (taps,) = windows_of(original.kernel_size, original.stride)
-        saved = taken(weight)
+        saved = saved_weight(weight)
         features = (step * original.out_channels, taps * original.in_channels)
         packed = (
             pack_linear(_as_rows(weight, original.stride), dtype, int4_group=int4_group)
@@ -78,11 +78,11 @@ class TransposedConvolution(PackedLinear):
         length = (input.shape[-1] - 1) * step + size - 2 * margin
         if input.dim() != 3 or input.shape[1] != self.in_channels or input.shape[-1] < 1 or length < 1:
             raise RuntimeError(
-                f"input of shape {tuple(input.shape)}: this convolution takes [batch, {self.in_channels}, ...] with enough numbers "
-                f"per channel for an output of one, {self.padding} less on either side"
+                f"input of shape {tuple(input.shape)} is not supported: expected [batch, {self.in_channels}, length], long enough "
+                f"for an output of one step after padding={self.padding} is removed from each side"
             )
         if input.dtype not in WEIGHT_DTYPES:
-            raise RuntimeError(f"input in {input.dtype}: accepted are {WEIGHT_DTYPES}")
+            raise RuntimeError(f"input dtype {input.dtype} is not supported: use one of {WEIGHT_DTYPES}")
         rows = rows_of_channels(input, self.taps - 1, self.taps - 1)
         rows = rows.unfold(1, self.taps, 1).transpose(2, 3).flatten(2)
         output: Tensor = self.group.fused_route(0, "none", residual=False)(rows)
@@ -97,7 +97,7 @@ class TransposedConvolution(PackedLinear):
         usual = (input.shape[-1] - 1) * self.stride[0] + self.kernel_size[0] - 2 * self.padding[0]
         if not 0 <= size - usual < self.stride[0]:
             raise ValueError(
-                f"output_size={size}: this convolution gives {usual} to {usual + self.stride[0] - 1}"
+                f"output_size={size}: this convolution can return {usual} to {usual + self.stride[0] - 1}"
             )
         bias = None if self.bias is None else self.bias.to(input.dtype)
         weight = self.weight.to(input.dtype)
