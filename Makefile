@@ -1,6 +1,6 @@
 # make demo | make test | make lint | make bench | make bench-peers | make docs | make docs-models | make docs-tasks | make clean; further tests:
 # test-benchmarks, test-cpp, test-pyg, test-diffusers, test-sentence-transformers, test-formats, test-adapters, test-ray, test-compile-families,
-# test-architectures, test-quality, test-spaces, test-tiers, test-emulated, test-arm, test-torch, test-wheels, fuzz, fuzz-files, asan, tsan; wheels, audit; lint, tidy.
+# test-architectures, test-quality, test-spaces, test-tiers, test-emulated, test-arm, test-torch, test-wheels, fuzz, fuzz-files, asan, tsan; wheels, release, audit; lint, lint-workflows, tidy.
 # Everything lives in .venv; nothing is installed by hand.
 PYTHON ?= python3
 VENV := .venv
@@ -12,7 +12,7 @@ TORCH_INDEX ?=
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: demo docs-models docs-tasks test test-benchmarks test-cpp test-pyg test-diffusers test-sentence-transformers test-formats test-adapters test-ray test-compile-families test-architectures test-quality test-spaces test-tiers test-amx test-emulated test-arm test-torch wheels test-wheels fuzz fuzz-files asan tsan soak soak-server audit lint tidy bench bench-peers bench-suites bench-linear bench-attention docs clean kernels
+.PHONY: demo docs-models docs-tasks test test-benchmarks test-cpp test-pyg test-diffusers test-sentence-transformers test-formats test-adapters test-ray test-compile-families test-architectures test-quality test-spaces test-tiers test-amx test-emulated test-arm test-torch wheels test-wheels release fuzz fuzz-files asan tsan soak soak-server audit lint lint-workflows tidy bench bench-peers bench-suites bench-linear bench-attention docs clean kernels
 
 $(VENV)/.torch:
 	$(PYTHON) -m venv $(VENV)
@@ -115,6 +115,11 @@ wheels: $(VENV)/.torch build/release/.ready
 test-wheels: $(VENV)/.ready
 	@ls dist/*.whl >/dev/null 2>&1 || { echo "dist/ holds no wheel: make wheels"; exit 1; }
 	TORCH="$(TORCH)" TORCH_INDEX="$(TORCH_INDEX)" $(BIN)/python -m pytest -q tests/release/installed_wheel.py
+
+# A dry run of the release: checks, then wheels and test-wheels. TAG=1 also tags the commit, and pushes nothing: see release/release.py.
+TAG ?=
+release: $(VENV)/.ready build/release/.ready
+	$(PYTHON) release/release.py $(if $(filter 1,$(TAG)),--tag)
 
 asan: $(VENV)/.ready
 	HF_CPU_ACCEL_SANITIZE=1 HF_CPU_ACCEL_TIERS=all HF_CPU_ACCEL_REQUIRE_EXTENSION=1 $(BIN)/python setup.py -q build_ext
