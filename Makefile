@@ -233,6 +233,17 @@ lint: $(VENV)/.ready
 	$(BIN)/clang-format --dry-run --Werror $$(git ls-files '*.h' '*.cpp')
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/bug_report.yml .github/ISSUE_TEMPLATE/feature_request.yml
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-issue-config .github/ISSUE_TEMPLATE/config.yml
+	$(BIN)/check-jsonschema --default-filetype yaml --builtin-schema vendor.citation-file-format CITATION.cff
+	$(BIN)/zizmor --quiet --offline .github
+
+# The workflows by actionlint 1.7 or newer, which no package on PyPI contains.
+ACTIONLINT ?= actionlint
+lint-workflows:
+	@command -v $(ACTIONLINT) >/dev/null || { echo "actionlint is missing; install it, or name it: make lint-workflows ACTIONLINT=/path/to/actionlint"; exit 1; }
+	$(ACTIONLINT) .github/workflows/*.yml
 
 # clang-tidy over the kernels, by the checks of .clang-tidy: each tier is parsed as it is compiled, which takes several minutes, with the
 # longest first in two processes.

@@ -5,7 +5,7 @@ libtorch_cpu are taken from the environment that installs this package, or from 
 The build of a package without a compiler or without torch goes on without the extension: the package then runs its plain-torch
 references and says so in `hf-cpu-accel doctor`. HF_CPU_ACCEL_REQUIRE_EXTENSION=1 turns that into an error.
 
-HF_CPU_ACCEL_TIERS chooses the tiers, of which `generic` is always one:
+HF_CPU_ACCEL_TIERS chooses the tiers; `generic` is always built:
 - `all`, the default. Packages are built so.
 - `native`: the best tier of this CPU, for `make demo`. Up-to-date objects of other tiers are linked, too.
 - A list, for example `avx2,avx512`: these tiers alone.
