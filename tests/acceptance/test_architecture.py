@@ -86,7 +86,7 @@ def test_twelve_questions_of_a_newcomer_are_answered_by_a_file() -> None:
 
 def test_the_stages_of_the_page_are_those_that_run() -> None:
     """In their order, each in the file that its function is from, unless that is the registry's own."""
-    rows = re.findall(r"^\| ([a-z][\w ]*) \| (.*?) \|", section("The stages"), re.MULTILINE)[1:]
+    rows = re.findall(r"^\| ([a-z][\w -]*) \| (.*?) \|", section("The stages"), re.MULTILINE)[1:]
     assert [name for name, _ in rows] == [stage.name for stage in STAGES]
     for (_, where), stage in zip(rows, STAGES, strict=True):
         module = stage.apply.__module__.removeprefix("hf_cpu_accel.").replace(".", "/") + ".py"
