@@ -142,7 +142,7 @@ def test_a_native_build_leaves_a_complete_library_complete(monkeypatch: pytest.M
 
 @x86
 def test_a_list_is_exact() -> None:
-    """Whatever an earlier build has left."""
+    """Objects of earlier builds are not linked."""
     assert linked("avx2", "tier_avx512", "tier_generic") == ["tier_generic.o", "tier_avx2.o", "ops.o"]
 
 
