@@ -137,7 +137,7 @@ def test_unknown_architectures_are_dequantized_with_a_warning(
     ):
         model = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file=path.name, cpu_optimize="float32")
     assert {m.packed_dtype for m in model.modules() if isinstance(m, PackedLinear)} == {"float32"}
-    assert any(note.startswith("all weights: unpacked from GGUF") for note in explain(model).notes)
+    assert any(note.startswith("all weights: dequantized from GGUF") for note in explain(model).notes)
 
 
 def test_old_versions_of_transformers_dequantize_with_a_warning(

@@ -59,7 +59,7 @@ def collect(peaks: bool = False) -> dict[str, Any]:
 
     status = extension.status()
     results = [
-        checks.kernels(status, cpu),
+        checks.kernels(status, cpu, extension.built_tiers()),
         checks.tier(cpu),
         checks.processor(cpu),
         checks.threads(threads.apply_threads(), cpu),
