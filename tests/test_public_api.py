@@ -61,7 +61,7 @@ def test_public_names_exist_and_are_not_deprecated(name: str) -> None:
 def test_the_deprecated_module_warns_and_is_not_public() -> None:
     from hf_cpu_accel import hardware
 
-    with pytest.warns(DeprecationWarning, match=r"has moved to hf_cpu_accel\.runtime\.hardware"):
+    with pytest.warns(DeprecationWarning, match=r"is deprecated; use hf_cpu_accel\.runtime\.hardware"):
         _ = hardware.detect
     assert not [name for name in public_api.public_names() if name.startswith("hf_cpu_accel.hardware")]
     assert re.search(r"`hf_cpu_accel.hardware` is deprecated", public_api.PAGE.read_text())
