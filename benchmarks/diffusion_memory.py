@@ -1,7 +1,7 @@
-"""How much memory Stable Diffusion 1.5 takes while it draws an image of 512 px: python -m benchmarks.diffusion_memory
+"""Measure the memory of Stable Diffusion 1.5 while it draws an image of 512 px: python -m benchmarks.diffusion_memory
 
-Random weights in the published sizes, without the safety checker; each system in a process of its own. What a process holds while
-it draws does not depend on the number of steps, so there are few.
+Random weights in the published sizes, without the safety checker; each system in a process of its own. The memory does not
+depend on the number of steps, so there are few.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ def main(
     threads: Threads = None,
     here: Annotated[bool, typer.Option(help="One system, in this process, as a line of JSON.")] = False,
 ) -> None:
-    """A table of what each system holds while it draws one image."""
+    """Print the memory of each system while it draws one image."""
     names = chosen_systems(systems, tuple(SYSTEMS))
     if here:
         print(json.dumps(asdict(measure(names[0], size, steps, threads))))

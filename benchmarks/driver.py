@@ -1,4 +1,4 @@
-"""The driver's end of a worker process; see protocol.py for what the two say."""
+"""The driver's end of a worker process; protocol.py describes their messages."""
 
 from __future__ import annotations
 

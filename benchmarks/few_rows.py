@@ -1,9 +1,9 @@
-"""Is anything slower than eager at few tokens? Twelve models, one sequence of 1 to 64 tokens, three dtypes.
+"""Check that nothing is slower than eager at few tokens: twelve models, one sequence of 1 to 64 tokens, three dtypes.
 
 python -m benchmarks.few_rows
 
-One text is a few rows of every product: the time goes into reading weights and into calls, not into arithmetic. Each cell is held
-against eager of the same input dtype (int8 against float32), in turns within one process.
+One text is a few rows of every product: the time goes into reading weights and into calls, not into arithmetic. Each cell is
+compared with eager of the same input dtype (int8 with float32), in turns within one process.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def main(
     rounds: Annotated[int, typer.Option(min=1, help="Turns of each system.")] = 7,
     seconds: Annotated[float, typer.Option(min=0, help="Least length of a turn.")] = 0.03,
 ) -> None:
-    """Print how many times as fast as eager each cell is, and the worst; exit with 1 if one is below the bound."""
+    """Print the speedup of each cell over eager, and the lowest; exit with 1 if one is below the bound."""
     counts = [int(count) for count in rows.split(",")]
     table = Table("model", "dtype", *(f"{count} rows" for count in counts))
     worst, logarithms = (math.inf, ""), []

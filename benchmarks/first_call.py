@@ -1,4 +1,4 @@
-"""What checking the first real call costs: `verify="first"` beside `verify=True`, in turns.
+"""Measure the cost of checking the first real call: `verify="first"` and `verify=True` in turns.
 
 python -m benchmarks.first_call bert-base-uncased:1x128 vit-base:1
 

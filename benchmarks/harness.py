@@ -2,7 +2,7 @@
 
 Workers prepare and warm up first. Then, under a lock that other runs of this harness wait for, the driver
 asks them for bursts in turn, A B C, C B A, ...; all but one sleep meanwhile. Probes of the machine's
-arithmetic and memory before and after tell whether it stayed the same machine.
+arithmetic and memory before and after show whether its speed stayed the same.
 """
 
 from __future__ import annotations

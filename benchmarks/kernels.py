@@ -1,4 +1,4 @@
-"""What the kernel benchmarks share: one cell per shape, dtype and provider, their tables, and a summary over a grid."""
+"""Common parts of the kernel benchmarks: one cell per shape, dtype and provider, their tables, and a summary over a grid."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Starting a system's worker: the project's own with this interpreter, a rival with that of its environment."""
+"""Start a system's worker: the project's own with this interpreter, a rival with that of its environment."""
 
 from __future__ import annotations
 

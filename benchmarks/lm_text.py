@@ -1,4 +1,4 @@
-"""Text that ships with Python, for training a small language model and for measuring it: nothing is downloaded.
+"""Text that ships with Python, to train and to evaluate a small language model without a download.
 
 The standard library's sources, the reference topics of pydoc and the licence. Which of it is held out depends on the names
 alone, so a model trained on one machine is measured on text that it has not seen on any other of the same Python version.

@@ -1,9 +1,9 @@
-"""Loading, in time and memory: a language model from its checkpoint, packed while it is read, and from a packed folder.
+"""Measure time and memory of loading a language model: from its checkpoint, packed during the read, and from a packed folder.
 
     python -m benchmarks.packed_folders [--layers 17] [--only packing,peaks,loading,processes]
 
 The model is a Llama of 2048 features with random weights; 17 layers are 1.9 GB in bfloat16, and 1.0 GB packed in int8. Each row is
-measured in a process of its own. "peak" is the high-water mark of a process above what its imports take.
+measured in a separate process. "peak" is the high-water mark of a process above the memory of its imports.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Does it still write the same? Perplexity on held-out text, eager float32 against this package in each dtype:
+"""Compare perplexity on held-out text of eager float32 and of this package in each dtype:
 
 python -m benchmarks.train_lm && python -m benchmarks.perplexity
 
-Twice, because different kernels serve: over whole windows, as prompts are read, and token by token inside `generate`, as text
-is written. And for float32: whether greedy search writes the very same tokens. Exit code 1 if a bar is missed.
+It is measured twice, since different kernels run: over whole windows (prefill), and token by token inside `generate` (decode).
+In float32, greedy search has to return the same tokens. The exit code is 1 if a bar is missed.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _HEADINGS = ("system", "reading", "to fp32", "writing", "to fp32", "bar", "greed
 
 @dataclass(frozen=True)
 class Plan:
-    """How much text: windows that are read at once, and windows of which all but the first `prompt` tokens are written."""
+    """Amounts of text: windows read in one call, and windows whose tokens after the first `prompt` are decoded."""
 
     context: int = 256
     read: int = 120

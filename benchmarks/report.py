@@ -1,4 +1,4 @@
-"""How a run of the harness is shown: a table per workload, for the terminal and for the results that are kept."""
+"""Tables of a run of the harness, one per workload, for the terminal and for the recorded results."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def cells(record: Record) -> tuple[str, ...]:
 
 
 def table(title: str, records: Sequence[Record]) -> Table:
-    """For the terminal; what failed is told below the numbers, where it does not widen their columns."""
+    """Return the table for the terminal; failures are listed below the numbers, where they do not widen the columns."""
     failed = [record for record in records if record.timing is None]
     out = results_table(
         HEADINGS,

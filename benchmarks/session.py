@@ -1,4 +1,4 @@
-"""One run of the harness over several workloads: shown as it goes, and kept as JSON lines and in the results of the machine."""
+"""Run the harness over several workloads: print each table, and write JSON lines and the machine's results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is measured: each system turns a float32 eager model into the thing that is timed."""
+"""The systems: each turns a float32 eager model into the callable that is timed."""
 
 from __future__ import annotations
 

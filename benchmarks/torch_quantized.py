@@ -1,8 +1,8 @@
-"""Models that a tool of torch's has quantized, before and after they are accelerated: CPU time of one call, and cosines.
+"""Compare models quantized by torch's tools before and after acceleration: CPU time of one call, and cosines.
 
     python -m benchmarks.torch_quantized
 
-What is quantized: BERT-base with two layers on 128 tokens, and ResNet-50 on one image, with random weights. Rows of
+The models are BERT-base with two layers on 128 tokens, and ResNet-50 on one image, with random weights. Rows of
 PT2E need torchao.
 """
 

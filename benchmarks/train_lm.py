@@ -1,4 +1,4 @@
-"""Train a small language model, so that accuracy can be measured on weights that mean something:
+"""Train a small language model, to measure accuracy on trained weights:
 
 python -m benchmarks.train_lm --folder ~/my-lm
 
@@ -148,7 +148,7 @@ def main(
     steps: Annotated[int, typer.Option(min=1, help="Training steps.")] = Recipe.steps,
     threads: Annotated[int | None, typer.Option(min=1, help="[default: what doctor says]")] = None,
 ) -> None:
-    """Train on text that ships with Python and save model and tokenizer."""
+    """Train on text that ships with Python, and save the model and the tokenizer."""
     from rich.progress import Progress, TextColumn
 
     apply_threads(threads)

@@ -1,4 +1,4 @@
-"""Two checkouts of this package beside each other: did a change make anything slower?
+"""Compare the speed of two checkouts of this package:
 
 python -m benchmarks.versus ../before . bert-base-uncased:1x128=int8 all-MiniLM-L6-v2:1x32=float32
 
@@ -120,7 +120,7 @@ def main(
     rounds: Annotated[int, typer.Option(min=1, help="Turns of each.")] = 10,
     seconds: Annotated[float, typer.Option(min=0, help="Length of a turn.")] = 0.5,
 ) -> None:
-    """Print how many times as fast AFTER is as BEFORE."""
+    """Print the speedup of AFTER over BEFORE."""
     table = Table("workload", "dtype", "times as fast", "rounds")
     logarithms = []
     with tempfile.TemporaryDirectory() as homes:

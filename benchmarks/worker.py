@@ -1,4 +1,4 @@
-"""One of the project's own systems in a process of its own: prepares, then serves bursts; see protocol.py."""
+"""One of the project's own systems in a separate process: prepares, then runs bursts; see protocol.py."""
 
 from __future__ import annotations
 

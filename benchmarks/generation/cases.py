@@ -1,4 +1,4 @@
-"""The models whose writing is measured, as checkpoints on disk: every system, rivals too, loads the very same one.
+"""The language models that are measured, as checkpoints on disk: every system, rivals too, loads the same one.
 
 A folder per model, `<home>/bench/generation/<title>-<digest>`; `model` in it is the checkpoint in bfloat16, and the rivals'
 workers keep their converted models beside it.

@@ -1,4 +1,4 @@
-"""Systems that write, side by side: one process each, texts in turns, a probe of the memory around each text.
+"""Measure text generation side by side: one process per system, texts in turns, a probe of the memory around each text.
 
 A machine's memory may read at another speed for minutes at a time, so each text has a limit of its own to be compared with.
 """

@@ -1,4 +1,4 @@
-"""How measured writing is shown: a table per model, for the terminal and for the results that are kept."""
+"""Tables of text generation, one per model, for the terminal and for the recorded results."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def cells(record: Record) -> tuple[str, ...]:
 
 
 def table(title: str, records: Sequence[Record]) -> Table:
-    """For the terminal; what failed is told below the numbers."""
+    """Return the table for the terminal; failures are listed below the numbers."""
     failed = [record for record in records if not record.runs]
     told = "\n".join(f"{record.system} {escape(cells(record)[1])}" for record in failed)
     out = results_table(HEADINGS, title, told or None)

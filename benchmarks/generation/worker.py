@@ -1,4 +1,4 @@
-"""One of the project's own systems that writes, in a process of its own; see protocol.py."""
+"""Text generation by one of the project's own systems, in a separate process; see protocol.py."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Graph neural networks against stock PyTorch Geometric and torch.sparse: python -m benchmarks.gnn [--graph arxiv|reddit|batch]
 
-Systems take turns. THP_MEM_ALLOC_ENABLE=1 gives torch's own tensors huge pages, from which the
-stock paths gain most: run with it and without. --nodes and --edges make a graph of any size.
+Systems take turns. THP_MEM_ALLOC_ENABLE=1 gives torch's own tensors huge pages, which helps the
+stock paths most: run with it and without. --nodes and --edges make a graph of any size.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def main(
     narrow: Annotated[bool, typer.Option(help="ours with bfloat16 features, too")] = False,
     rounds: Annotated[int, typer.Option(min=1, help="turns of each system")] = 5,
 ) -> None:
-    """Medians of stock PyTorch Geometric, torch.sparse and this package, side by side on this machine."""
+    """Print medians of stock PyTorch Geometric, torch.sparse and this package, side by side on this machine."""
     graph = _known("--graph", graph, tuple(SIZES))[0]
     kinds, names = _known("--what", what, _KINDS), _known("--only", only, _MODELS)
     if (nodes > 0) != (edges > 0):

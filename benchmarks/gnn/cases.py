@@ -1,4 +1,4 @@
-"""What `benchmarks.gnn` compares: aggregations alone, and whole models in inference and in a training step."""
+"""The cases of `benchmarks.gnn`: aggregations alone, and whole models in inference and in a training step."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Layers of no known form, recorded, beside the same in parts and eager: `python -m benchmarks.layers [--threads 1] [--rounds 20]`.
+"""Compare recorded layers of no known form with their parts and eager: `python -m benchmarks.layers [--threads 1] [--rounds 20]`.
 
-The three take turns in one process. Printed are the fastest rounds in milliseconds of CPU time, of whole models.
+The three take turns in one process. The fastest rounds are printed, in milliseconds of CPU time of whole models.
 """
 
 from __future__ import annotations

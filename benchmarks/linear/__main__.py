@@ -1,4 +1,4 @@
-"""One linear layer: our packed GEMM against every packed one of torch, as a share of this machine's measured peak.
+"""Compare the packed GEMM of one linear layer with every packed GEMM of torch, as a share of this machine's measured peak.
 
 python -m benchmarks.linear 128x768x768 128x768x3072 --dtypes float32,int8
 python -m benchmarks.linear --grid            the project's goals: some five minutes on an idle machine
@@ -82,7 +82,7 @@ def main(
     seconds: Annotated[float, typer.Option(min=0, help="Least length of a burst.")] = 0.05,
     threads: Annotated[int | None, typer.Option(min=1)] = None,
 ) -> None:
-    """Table of microseconds, GFLOP/s and share of the peak, per shape, dtype and provider, and a summary."""
+    """Print microseconds, GFLOP/s and the share of the peak per shape, dtype and provider, and a summary."""
     if grid and shapes:
         raise typer.BadParameter(f"--grid and shapes ({' '.join(shapes)}): give one of them")
     for text in shapes or ():

@@ -1,9 +1,9 @@
-"""How near a linear layer with few rows comes to reading its weight as fast as memory gives it.
+"""Compare the rate at which a linear layer with few rows reads its weight with the read bandwidth of memory.
 
 python -m benchmarks.linear.decode 8192x2048 --rows 1,8
 
-A decoder reads all its weights for every token. So the calls go round over as many copies of the weight as fill `--footprint`,
-more than any cache holds, and the rate of bytes is held against that of plain reads before and after.
+A decoder reads all its weights for every token. So the calls cycle through as many copies of the weight as fill `--footprint`,
+more than any cache holds. The rate of bytes is compared with plain reads before and after.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def main(
     rounds: Annotated[int, typer.Option(min=1)] = 5,
     threads: Annotated[int | None, typer.Option(min=1)] = None,
 ) -> None:
-    """Table of GB/s and per cent of the read bandwidth, per shape, kind of weight and number of rows."""
+    """Print GB/s and the percentage of the read bandwidth per shape, kind of weight and number of rows."""
     wanted, counts = weights.split(","), [int(m) for m in rows.split(",")]
     unknown = [weight for weight in wanted if weight not in WEIGHTS]
     if unknown:

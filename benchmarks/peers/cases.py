@@ -1,4 +1,4 @@
-"""What a rival is given: the weights and inputs of a workload, saved by the project's own environment.
+"""Weights and inputs of a workload for the rivals, saved by the project's own environment.
 
 A folder per model, `<home>/bench/cases/<model>-<digest>`, as save_pretrained writes it, and in it one per batch with
 `inputs.npz` and `calibration.npz`, where the rivals' workers keep their converted models too. The digests are of the

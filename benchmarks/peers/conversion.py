@@ -1,4 +1,4 @@
-"""Converted models, made once in a process of their own and kept beside the case's inputs."""
+"""Convert models once, in a separate process, and save them beside the case's inputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A rival that writes, in a process and environment of its own; see benchmarks/protocol.py."""
+"""Text generation by a rival, in a separate process and environment; see benchmarks/protocol.py."""
 
 from __future__ import annotations
 

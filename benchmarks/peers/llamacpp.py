@@ -1,4 +1,4 @@
-"""llama.cpp writes, timed by its own benchmark: `llama-bench` on models made by its own converter and quantizer."""
+"""Text generation by llama.cpp, timed by its own `llama-bench` on models of its own converter and quantizer."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def convert(system: str, case: Path) -> Path:
 def load(
     system: str, model: Path, prompt: int, new: int, threads: int
 ) -> tuple[Callable[[], tuple[float, list[float]]], dict[str, Any]]:
-    """(what writes one text, facts). Its programs load the model anew for each text; that is not in the times."""
+    """Return (function that writes one text, facts). Its programs load the model for each text; the times exclude that."""
 
     def write() -> tuple[float, list[float]]:
         first = _bench(model, threads, "-p", str(prompt), "-n", "0")

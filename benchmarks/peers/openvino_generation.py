@@ -1,4 +1,4 @@
-"""OpenVINO writes: exported by optimum-intel with a cache as state, weights compressed by NNCF, a greedy loop without overhead."""
+"""Text generation by OpenVINO: optimum-intel's export with a stateful cache, weights compressed by NNCF, a plain greedy loop."""
 
 from __future__ import annotations
 

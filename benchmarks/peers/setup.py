@@ -65,7 +65,7 @@ def main(
     names: Annotated[list[str] | None, typer.Argument(help=f"[default: {' '.join(NAMES)}]")] = None,
     torch_options: Annotated[str, typer.Option(help="Options of pip for torch, such as an index.")] = "",
 ) -> None:
-    """Make what is missing; exit code 1 if one could not be made, after trying all."""
+    """Make the missing environments; exit with 1, after trying all, if one could not be made."""
     unknown = [name for name in names or () if name not in NAMES]
     if unknown:
         raise typer.BadParameter(f"{unknown} are not known; accepted: {', '.join(NAMES)}")

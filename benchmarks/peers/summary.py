@@ -1,4 +1,4 @@
-"""Where this package stands: for each workload and precision, against eager, the best rival, and OpenVINO."""
+"""Speedups of this package over eager, the best rival and OpenVINO, per workload and precision."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ HEADINGS = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """One contest: the records of one interleaved run, of which `ours` names this package's."""
+    """The records of one interleaved run; `ours` is the name of this package's system."""
 
     precision: str
     ours: str

@@ -1,4 +1,4 @@
-"""The charts of the site, from the data: how many times as fast as eager, and the roofline of a machine; each light and dark."""
+"""The charts of the site, from the data: speedups over eager, and the roofline of a machine; each light and dark."""
 
 from __future__ import annotations
 

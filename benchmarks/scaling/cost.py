@@ -89,9 +89,9 @@ def ring_us(count: int, numbers: int, link_us: float, link_gbs: float) -> float:
 
 
 def rows(measured: dict[str, dict[str, Any]], link_us: float, link_gbs: float) -> dict[str, Workers | Ranks]:
-    """What can be told of the things that were measured, by their names.
+    """Return a row for each measurement, by name.
 
-    Nothing of workers of which two did no more than one: something else was full, and the formula would say so of all numbers.
+    Workers are left out where two reached no more than one: another resource was full, and the formula does not cover that.
     """
     found: dict[str, Workers | Ranks] = {}
     for name, values in measured.items():
@@ -165,7 +165,7 @@ def page_tables(measured: dict[str, dict[str, Any]]) -> dict[str, str]:
 
 
 def left_out(busy: dict[str, dict[str, Any]]) -> str:
-    """What has to be measured again, in words."""
+    """Return the sentence that lists the measurements to repeat."""
     each = (
         f"{name} (load {values['load']:g}, {values['machine']['cores']} cores)"
         for name, values in busy.items()

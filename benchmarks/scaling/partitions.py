@@ -1,8 +1,8 @@
-"""Layer-wise inference of graph networks by two processes against one with one thread and with two, out of files into files.
+"""Compare layer-wise GNN inference by two processes with one process of one and of two threads, from files to files.
 
 python -m benchmarks.scaling.partitions [--graph arxiv] [--features 128] [--record]
 
-The graph is R-MAT with the nodes and edges of ogbn-arxiv. Systems take turns; of each the best round counts.
+The graph is R-MAT with the nodes and edges of ogbn-arxiv. Systems take turns; the best round of each counts.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Requests per second of one replica and of two of integrations/ray/serving.py on this machine: MiniLM, texts of some 30 tokens.
+"""Compare requests/s of one and of two replicas of integrations/ray/serving.py: MiniLM, texts of about 30 tokens.
 
 python -m benchmarks.scaling.ray_replicas [--clients 8] [--record]
 

@@ -1,9 +1,9 @@
-"""Text generation by two ranks (gloo, a thread each) against one process with one thread and with two, over the same weights.
+"""Compare text generation by two ranks (gloo, a thread each) with one process of one and of two threads, over the same weights.
 
 python -m benchmarks.scaling.tensor_parallel [--model Qwen2.5-0.5B] [--dtype int8] [--record]
 
-The model is built with random weights, and written to a temporary folder. Systems take turns, each in processes of its own; of each
-number the best round counts.
+The model is built with random weights, and written to a temporary folder. Systems take turns in separate processes; the best
+round of each number counts.
 """
 
 from __future__ import annotations

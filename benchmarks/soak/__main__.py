@@ -1,4 +1,4 @@
-"""`python -m benchmarks.soak --minutes 30 --cycles 1000`: prints what it found; its exit status is 1 if anything was wrong."""
+"""`python -m benchmarks.soak --minutes 30 --cycles 1000`: prints its findings; the exit status is 1 after a failure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Threads that ask one model at the same time and check each answer."""
+"""Threads that call one model concurrently and check each output."""
 
 from __future__ import annotations
 

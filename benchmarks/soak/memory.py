@@ -1,4 +1,4 @@
-"""What a process holds, as the system, glibc and Python see it."""
+"""The memory of a process, as the system, glibc and Python count it."""
 
 from __future__ import annotations
 

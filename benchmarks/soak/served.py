@@ -1,4 +1,4 @@
-"""Tiny models of the kinds that are served, and calls of them with answers that can be compared."""
+"""Tiny models of the supported kinds, and calls of them with comparable outputs."""
 
 from __future__ import annotations
 

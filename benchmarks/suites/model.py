@@ -15,7 +15,7 @@ Inputs = Callable[[int, Generator], dict[str, Tensor]]
 class Model:
     """
     Attributes:
-        family: of which the geometric mean is told.
+        family: The group whose geometric mean is reported.
         inputs: makes the arguments of the forward for a batch.
         by_name: whether the forward is given them by name; else in their order.
     """

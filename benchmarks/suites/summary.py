@@ -1,4 +1,4 @@
-"""What a run of the suites is told as: rows of models, geometric means by family, and a picture of these."""
+"""The report of a run of the suites: rows of models, geometric means by family, and a chart of these."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """One model of a suite in a process of its own: `python -m benchmarks.suites.worker CASE SYSTEMS ROUNDS SECONDS THREADS`.
 
-All systems are in it, each with a copy of the model, and take turns. What it prints last is one line of JSON: for each system
-the seconds of its bursts and how its answer agrees with eager's, or its error.
+All systems are in it, each with a copy of the model, and take turns. The last line of its output is JSON: for each
+system the seconds of its bursts and the agreement of its output with eager's, or its error.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Workloads, by name: well-known shapes with random weights, at batch sizes and lengths that servers see.
 
-Text encoders are here, what writes is in writing.py, what sees, hears and paints in media.py.
+Text encoders are here, encoder-decoders in writing.py, models of images and sound in media.py.
 """
 
 from __future__ import annotations

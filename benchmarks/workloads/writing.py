@@ -1,4 +1,4 @@
-"""What encoder-decoders do for a living: they read a text and write another, the way their pipelines have them do it."""
+"""Encoder-decoders that read one text and write another, called as their pipelines call them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Networks that make images, find objects, recommend, hear and act."""
+"""Networks for image generation, object detection, recommendation, audio and control."""
 
 from __future__ import annotations
 
