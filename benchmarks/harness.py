@@ -38,7 +38,7 @@ class Record:
     probes: tuple[dict[str, float], ...] = ()
 
     def to_dict(self) -> dict[str, object]:
-        """Plain JSON values; seconds, bytes, GFLOP/s, GB/s."""
+        """Return plain JSON values: seconds, bytes, GFLOP/s, GB/s."""
         out: dict[str, object] = {"workload": self.workload, "system": self.system}
         if self.timing is None or self.base is None or self.agreement is None:
             return {**out, "error": self.error}
@@ -129,5 +129,5 @@ def _bursts(workers: list[Worker], rounds: int, calls: int, seconds: float) -> N
 
 
 def probe(threads: int | None) -> dict[str, float] | None:
-    """The machine's limits at this moment, None without the native kernels that measure them."""
+    """Measure the machine's limits; return None without the native kernels that measure them."""
     return asdict(hardware.measure_peaks(threads)) if extension.status().loaded else None

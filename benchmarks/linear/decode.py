@@ -29,7 +29,7 @@ WEIGHTS = (*DTYPES[:-1], *(f"{dtype} g{group}" for dtype in _GROUPED for group i
 
 
 def copies(weight: str, n: int, k: int, footprint: int) -> list[PackedWeight]:
-    """As many of the same packed [n, k] as fill `footprint` bytes, two at least."""
+    """Return copies of a packed [n, k] that fill `footprint` bytes, at least two."""
     dtype, _, group = weight.partition(" g")
     matrix = torch.randn(n, k, generator=torch.Generator().manual_seed(0)) / k**0.5
     first = pack_linear(matrix, dtype, int4_group=int(group or 32))
@@ -44,7 +44,7 @@ def copies(weight: str, n: int, k: int, footprint: int) -> list[PackedWeight]:
 def measure(
     case: str, weight: str, rows: list[int], *, footprint: int, rounds: int
 ) -> list[tuple[int, float, float]]:
-    """(rows, GB/s, per cent of the read bandwidth) of one shape and kind of weight."""
+    """Return (rows, GB/s, percentage of the read bandwidth) of one shape and kind of weight."""
     n, k = (int(size) for size in case.split("x"))
     layers = copies(weight, n, k, footprint)
     inputs = {m: torch.randn(m, k, generator=torch.Generator().manual_seed(m)) for m in rows}
@@ -70,7 +70,7 @@ def main(
         list[str] | None, typer.Argument(metavar="NxK", help=f"[default: {' '.join(DEFAULT)}]")
     ] = None,
     weights: Annotated[str, typer.Option(help=f"Any of {', '.join(WEIGHTS)}.")] = ",".join(WEIGHTS),
-    rows: Annotated[str, typer.Option(help="Rows of the input.")] = "1,2,4,8,16",
+    rows: Annotated[str, typer.Option(help="Comma-separated numbers of rows of the input.")] = "1,2,4,8,16",
     footprint: Annotated[int, typer.Option(min=1, help="Megabytes of packed weights.")] = 640,
     rounds: Annotated[int, typer.Option(min=1)] = 5,
     threads: Annotated[int | None, typer.Option(min=1)] = None,

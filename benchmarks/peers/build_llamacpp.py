@@ -57,7 +57,7 @@ def _mend(file: Path) -> None:
     """Hand AMX its whole configuration of tiles. gcc 12 takes its own intrinsic for one that reads the first 8 bytes, and drops
     what fills the rest: llama.cpp then ends in a segmentation fault at the first prompt."""
     text = file.read_text()
-    told = '__asm__ volatile ("ldtilecfg %0" :: "m" (tc));'
+    configured = '__asm__ volatile ("ldtilecfg %0" :: "m" (tc));'
     if text.count("_tile_loadconfig(&tc);") != 1:
         raise RuntimeError(f"{file} does not load its tiles as it did in {_SOURCES}")
-    file.write_text(text.replace("_tile_loadconfig(&tc);", told))
+    file.write_text(text.replace("_tile_loadconfig(&tc);", configured))

@@ -30,7 +30,7 @@ def main(
     precisions: Annotated[str, typer.Option(help=f"Any of {', '.join(CONTESTS)}.")] = ",".join(USUAL),
     rivals: Annotated[
         str | None,
-        typer.Option(help="Only rivals whose name begins with one of these, e.g. openvino,compile."),
+        typer.Option(help="Measure only rivals whose name begins with one of these, e.g. openvino,compile."),
     ] = None,
     rounds: Rounds = 7,
     seconds: Seconds = 1.0,

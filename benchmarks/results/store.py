@@ -18,7 +18,7 @@ FOLDER = Path(__file__).parent
 
 @dataclass(frozen=True)
 class Table:
-    """One table: `columns` are its headings, `rows` its cells as they are shown, `setup` is CPU, cores, threads and tier."""
+    """One table: `columns` are its headings, `rows` its cells as shown, `setup` is CPU, cores, threads and instruction set."""
 
     group: str
     title: str

@@ -93,16 +93,16 @@ def rows(measured: dict[str, dict[str, Any]], link_us: float, link_gbs: float) -
 
     Workers are left out where two reached no more than one: another resource was full, and the formula does not cover that.
     """
-    found: dict[str, Workers | Ranks] = {}
+    models: dict[str, Workers | Ranks] = {}
     for name, values in measured.items():
         if "one_per_s" in values:
             if values["two_per_s"] > values["one_per_s"]:
-                found[name] = Workers.of(values["two_per_s"] / values["one_per_s"])
+                models[name] = Workers.of(values["two_per_s"] / values["one_per_s"])
         elif "one_s" in values:
-            found[name] = Workers.of(values["one_s"] / values["two_s"])
+            models[name] = Workers.of(values["one_s"] / values["two_s"])
         else:
-            found.update(_ranks(name, values, link_us, link_gbs))
-    return found
+            models.update(_ranks(name, values, link_us, link_gbs))
+    return models
 
 
 def _ranks(name: str, values: dict[str, Any], link_us: float, link_gbs: float) -> dict[str, Ranks]:
@@ -191,9 +191,9 @@ def write_page(page: Path = PAGE, measured: dict[str, dict[str, Any]] | None = N
 
 
 def main(
-    sockets: Annotated[int, typer.Option(min=2, help="Up to how many.")] = 64,
+    sockets: Annotated[int, typer.Option(min=2, help="Maximum number of sockets.")] = 64,
     link_us: Annotated[float, typer.Option(min=0, help="Latency of a message between machines, in us.")] = 20,
-    link_gbs: Annotated[float, typer.Option(min=0.001, help="The rate of a long one, in GB/s.")] = 10,
+    link_gbs: Annotated[float, typer.Option(min=0.001, help="Rate of a long message, in GB/s.")] = 10,
     page: Annotated[bool, typer.Option("--page", help="Write the tables of README.md.")] = False,
 ) -> None:
     """Print what the model says as a table."""

@@ -35,9 +35,9 @@ MODELS = {"GCN": pyg.GCN, "GraphSAGE": pyg.GraphSAGE, "GAT": pyg.GAT}
 
 def main(
     graph: Annotated[str, typer.Option(help=f"One of {', '.join(SIZES)}.")] = "arxiv",
-    features: Annotated[int, typer.Option(help="Of each node and layer.")] = 128,
+    features: Annotated[int, typer.Option(help="Features of each node and layer.")] = 128,
     rounds: Annotated[int, typer.Option(help="Rounds.")] = 3,
-    record: Annotated[bool, typer.Option("--record", help="Keep the numbers for the cost model.")] = False,
+    record: Annotated[bool, typer.Option("--record", help="Record the numbers for the cost model.")] = False,
 ) -> None:
     """Measure, and print a table."""
     edge_index = rmat(*SIZES[graph])

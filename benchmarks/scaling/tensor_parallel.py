@@ -43,9 +43,9 @@ def main(
     model: Annotated[
         str, typer.Option(help="A name of `hf-cpu-accel bench --random-config`.")
     ] = "Qwen2.5-0.5B",
-    dtype: Annotated[str, typer.Option(help="As accelerate_for_cpu takes it.")] = "int8",
+    dtype: Annotated[str, typer.Option(help="Dtype of accelerate_for_cpu.")] = "int8",
     rounds: Annotated[int, typer.Option(help="Rounds.")] = 3,
-    record: Annotated[bool, typer.Option("--record", help="Keep the numbers for the cost model.")] = False,
+    record: Annotated[bool, typer.Option("--record", help="Record the numbers for the cost model.")] = False,
     child: Annotated[str, typer.Option(hidden=True)] = "",
 ) -> None:
     """Measure, and print a table."""

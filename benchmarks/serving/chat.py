@@ -148,11 +148,11 @@ def llamacpp(dtype: str, clients: int, folder: Path) -> Iterator[tuple[int, psut
 
 
 def main(
-    dtype: Annotated[str, typer.Option(help="int8 or int4.")] = "int8",
+    dtype: Annotated[str, typer.Option(help="Dtype of the packed weights: int8 or int4.")] = "int8",
     clients: Annotated[int, typer.Option(min=2)] = 8,
     rounds: Annotated[int, typer.Option(min=1)] = 3,
-    seconds: Annotated[float, typer.Option(min=0.5, help="Length of a load.")] = 8.0,
-    peer: Annotated[str | None, typer.Option(help="Also: llamacpp.")] = None,
+    seconds: Annotated[float, typer.Option(min=0.5, help="Length of a load, in seconds.")] = 8.0,
+    peer: Annotated[str | None, typer.Option(help="A server to compare with: llamacpp.")] = None,
 ) -> None:
     """Measure, print a table, and fail if a bar is missed."""
     if dtype not in FORMATS:

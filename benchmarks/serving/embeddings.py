@@ -101,12 +101,13 @@ def batches(port: int) -> str:
 
 
 def main(
-    dtype: Annotated[str, typer.Option(help="As accelerate_for_cpu takes it.")] = "int8",
+    dtype: Annotated[str, typer.Option(help="Dtype of accelerate_for_cpu.")] = "int8",
     clients: Annotated[int, typer.Option(min=2)] = 16,
     rounds: Annotated[int, typer.Option(min=1)] = 5,
-    seconds: Annotated[float, typer.Option(min=0.5, help="Length of a load.")] = 6.0,
+    seconds: Annotated[float, typer.Option(min=0.5, help="Length of a load, in seconds.")] = 6.0,
     threads: Annotated[
-        int | None, typer.Option(min=1, help="Threads of the model [default: what doctor says].")
+        int | None,
+        typer.Option(min=1, help="Threads of the model [default: the choice of `hf-cpu-accel doctor`]."),
     ] = None,
     peer: Annotated[list[str] | None, typer.Option(help=f"Also: {', '.join(SERVERS)}; repeatable.")] = None,
 ) -> None:

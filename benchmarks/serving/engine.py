@@ -93,9 +93,9 @@ def turns(model: Any, ids: Sequence[int], rounds: int) -> tuple[float, float]:
 
 
 def main(
-    dtype: Annotated[str, typer.Option(help="Of the packed weights.")] = "int8",
+    dtype: Annotated[str, typer.Option(help="Dtype of the packed weights.")] = "int8",
     clients: Annotated[int, typer.Option(min=1)] = 8,
-    new: Annotated[int, typer.Option(min=1, help="Tokens that each client gets.")] = 64,
+    new: Annotated[int, typer.Option(min=1, help="New tokens for each client.")] = 64,
     rounds: Annotated[int, typer.Option(min=1)] = 5,
 ) -> None:
     """Print tokens/s and the times to the first token."""

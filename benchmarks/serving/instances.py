@@ -33,11 +33,11 @@ _GROUPS = Path("/sys/fs/cgroup")
 
 
 def main(
-    dtype: Annotated[str, typer.Option(help="As accelerate_for_cpu takes it.")] = "int8",
+    dtype: Annotated[str, typer.Option(help="Dtype of accelerate_for_cpu.")] = "int8",
     tokens: Annotated[int, typer.Option(help="Tokens of each request.")] = 32,
     requests: Annotated[int, typer.Option(help="Requests of each system in each round.")] = 200,
     rounds: Annotated[int, typer.Option(help="Rounds.")] = 8,
-    quota: Annotated[bool, typer.Option("--quota", help="Under a quota of one CPU.")] = False,
+    quota: Annotated[bool, typer.Option("--quota", help="Measure under a quota of one CPU.")] = False,
 ) -> None:
     """Measure, and print a table."""
     encoder = load_minilm()

@@ -204,15 +204,15 @@ def _ask_all(
 def main(
     minutes: Annotated[float, typer.Option(min=0.01)] = 30,
     clients: Annotated[int, typer.Option(min=1, max=64)] = 8,
-    requests: Annotated[int | None, typer.Option(min=1, help="At most so many in all.")] = None,
+    requests: Annotated[int | None, typer.Option(min=1, help="Maximum number of requests.")] = None,
 ) -> None:
     """Print the clients' counts and the server's memory."""
     counts = load(minutes, clients, requests)
     for seconds, size in counts.memory[:: max(1, len(counts.memory) // 10)]:
         print(f"{seconds:7.0f} s {size / 1e6:8.1f} MB")
-    for what, told in (("wrong", counts.wrong), ("failed", counts.failed)):
-        for line in told[:5]:
-            print(f"{what}: {line}")
+    for kind, lines in (("wrong", counts.wrong), ("failed", counts.failed)):
+        for line in lines[:5]:
+            print(f"{kind}: {line}")
     print(
         f"{counts.asked} requests, {counts.left} left in the middle; {len(counts.wrong)} wrong, {len(counts.failed)} failed; "
         f"memory {counts.growth:+.1%}",

@@ -63,8 +63,10 @@ def forward_of(model: Any, threads: int | None, streams: int) -> Callable[..., A
 
 def main(
     model: str,
-    threads: Annotated[int | None, typer.Option(help="Of OpenVINO [default: its own choice].")] = None,
-    streams: Annotated[int, typer.Option(min=1, help="Batches that are computed at a time.")] = 1,
+    threads: Annotated[
+        int | None, typer.Option(help="Threads of OpenVINO [default: its own choice].")
+    ] = None,
+    streams: Annotated[int, typer.Option(min=1, help="Batches computed concurrently.")] = 1,
 ) -> None:
     """Serve MODEL."""
     from sentence_transformers import SentenceTransformer

@@ -75,8 +75,8 @@ def gap(model: Any, ids: list[int], found: list[int]) -> float | None:
 
 
 def main(
-    dtype: Annotated[str, typer.Option(help="Of the packed weights.")] = "int8",
-    prompts: Annotated[int, typer.Option(min=1, help="Of 40 to 160 tokens.")] = 20,
+    dtype: Annotated[str, typer.Option(help="Dtype of the packed weights.")] = "int8",
+    prompts: Annotated[int, typer.Option(min=1, help="Number of prompts of 40 to 160 tokens.")] = 20,
 ) -> None:
     """Print the agreement of tokens and logits."""
     from transformers import AutoModelForCausalLM

@@ -35,7 +35,7 @@ def server(command: Sequence[str], port: int | None = None) -> Iterator[tuple[in
         port: that it will listen on; otherwise it says its address itself, on a line of its own.
 
     Raises:
-        RuntimeError: it ended before it served.
+        RuntimeError: it ended before it was ready.
         subprocess.TimeoutExpired: it did not end within 90 seconds of SIGTERM, and was killed.
     """
     path = [str(Path(hf_cpu_accel.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
@@ -45,7 +45,7 @@ def server(command: Sequence[str], port: int | None = None) -> Iterator[tuple[in
         try:
             found = _said(child) if port is None else _answering(child, port)
             if found is None:
-                raise RuntimeError(f"{' '.join(command)} ended before it served")
+                raise RuntimeError(f"{' '.join(command)} ended before it was ready")
             yield found, psutil.Process(child.pid)
         finally:
             child.terminate()

@@ -31,9 +31,9 @@ class Row:
     errors: dict[str, str]
 
     @classmethod
-    def of(cls, case: Case, told: dict[str, dict[str, object]]) -> Row:
+    def of(cls, case: Case, results: dict[str, dict[str, object]]) -> Row:
         """Of what a worker has printed."""
-        measured = {name: one for name, one in told.items() if "error" not in one}
+        measured = {name: one for name, one in results.items() if "error" not in one}
         timings = {name: Timing(tuple(map(tuple, one["rounds"]))) for name, one in measured.items()}  # type: ignore[call-overload]
         base = timings[systems.BASE]
         return cls(
@@ -41,7 +41,7 @@ class Row:
             {name: timing.seconds.value for name, timing in timings.items()},
             {name: speedup(base, timing).value for name, timing in timings.items()},
             {name: float(one["cosine"]) for name, one in measured.items()},  # type: ignore[arg-type]
-            {name: str(one["error"]) for name, one in told.items() if "error" in one},
+            {name: str(one["error"]) for name, one in results.items() if "error" in one},
         )
 
 
@@ -107,32 +107,32 @@ def family_headings(chosen: Sequence[str]) -> tuple[str, ...]:
 
 def family_cells(family: Family) -> tuple[str, ...]:
     """The geometric mean and the least of each system's gains, and how many models it could run if not all."""
-    told: list[str] = []
+    texts: list[str] = []
     for system, gains in family.gains.items():
         mean = family.mean(system)
         if mean is None:
-            told += ["failed", ""]
+            texts += ["failed", ""]
             continue
         of = "" if len(gains) == family.models else f" of {len(gains)}"
-        told += [f"{mean:.2f}x{of}", f"{min(gains):.2f}x"]
-    return (family.name, str(family.models), *told)
+        texts += [f"{mean:.2f}x{of}", f"{min(gains):.2f}x"]
+    return (family.name, str(family.models), *texts)
 
 
-def draw(told: Sequence[Family], path: Path) -> None:
+def draw(groups: Sequence[Family], path: Path) -> None:
     """A bar for each family and system; needs matplotlib."""
     from matplotlib.figure import Figure
 
-    others = list(told[0].gains)
+    others = list(groups[0].gains)
     step = len(others) + 1
-    figure = Figure(figsize=(7, 0.6 + len(told) * (0.25 + 0.22 * len(others))), layout="constrained")
+    figure = Figure(figsize=(7, 0.6 + len(groups) * (0.25 + 0.22 * len(others))), layout="constrained")
     axes = figure.add_subplot()
     for number, system in enumerate(others):
-        means = [family.mean(system) or 0.0 for family in told]
-        at = [place * step + number for place in range(len(told))]
+        means = [family.mean(system) or 0.0 for family in groups]
+        at = [place * step + number for place in range(len(groups))]
         bars = axes.barh(at, means, height=0.9, label=system)
         axes.bar_label(bars, [f"{mean:.2f}x" for mean in means], padding=2, fontsize=8)
-    middles = [place * step + (len(others) - 1) / 2 for place in range(len(told))]
-    axes.set_yticks(middles, [f"{family.name} ({family.models})" for family in told])
+    middles = [place * step + (len(others) - 1) / 2 for place in range(len(groups))]
+    axes.set_yticks(middles, [f"{family.name} ({family.models})" for family in groups])
     axes.axvline(1, linestyle=":", linewidth=1, color="black")
     axes.invert_yaxis()
     axes.set_xlabel("times as fast as eager float32, geometric mean")

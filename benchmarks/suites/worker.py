@@ -30,11 +30,11 @@ def main(name: str, chosen: str, rounds: str, seconds: str, threads: str) -> Non
     assert found is not None, name
     calls, answers, failed = _prepared(found, chosen.split(","))
     timings = interleaved(calls, rounds=int(rounds), calls=2, seconds=float(seconds))
-    told: dict[str, Any] = {system: {"error": error} for system, error in failed.items()}
+    results: dict[str, Any] = {system: {"error": error} for system, error in failed.items()}
     for system, timing in timings.items():
         agreement = compare(answers[system], answers[systems.BASE])
-        told[system] = {"rounds": timing.rounds, "cosine": agreement.worst_cosine}
-    print(json.dumps(told))
+        results[system] = {"rounds": timing.rounds, "cosine": agreement.worst_cosine}
+    print(json.dumps(results))
 
 
 def _prepared(
