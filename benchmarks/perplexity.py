@@ -72,7 +72,7 @@ class Result:
 
     @property
     def met(self) -> bool | None:
-        """Whether both perplexities are within the bar, and for float32 all tokens the same; None without a bar."""
+        """Return whether both perplexities are within the bar, and in float32 all tokens equal; None without a bar."""
         if self.bar is None:
             return None
         near = all(abs(ratio - 1) <= self.bar for ratio in (self.reading_ratio, self.writing_ratio))
@@ -86,7 +86,7 @@ def evaluate(
     plan: Plan,
     say: Callable[[str], None] = lambda text: None,
 ) -> list[Result]:
-    """Eager float32, which is the base, eager bfloat16, each dtype, and float32 with each narrower cache.
+    """Evaluate eager float32 (the base), eager bfloat16, each dtype, and float32 with each narrower cache.
 
     Args:
         model: float32, in eval mode; stays as it is.
@@ -131,7 +131,7 @@ def evaluate(
 
 @torch.inference_mode()
 def reading(model: PreTrainedModel, ids: Tensor) -> float:
-    """Perplexity of windows [n, context] in one forward pass each, every token but the first given those before it."""
+    """Return the perplexity of windows [n, context] in one forward pass each, for every token but the first."""
     total = 0.0
     for window in ids.split(1):
         logits = model(input_ids=window).logits.float()
@@ -143,7 +143,7 @@ def reading(model: PreTrainedModel, ids: Tensor) -> float:
 
 @torch.inference_mode()
 def writing(model: PreTrainedModel, ids: Tensor, prompt: int) -> float:
-    """Perplexity of windows [n, context] behind their first `prompt` tokens, through `generate` that is made to write them."""
+    """Return the perplexity of windows [n, context] after their first `prompt` tokens, decoded by a forced `generate`."""
     total = 0.0
     for window in ids.split(1):
         dictation = _Dictation(window[0])
@@ -160,7 +160,7 @@ def writing(model: PreTrainedModel, ids: Tensor, prompt: int) -> float:
 
 
 def greedy(model: PreTrainedModel, prompts: Tensor, new: int) -> Tensor:
-    """int64 [n, new]: what greedy search writes after each of prompts [n, tokens]; nothing ends it early."""
+    """Return int64 [n, new]: the greedy tokens after each of prompts [n, tokens], without an early stop."""
     written = [
         model.generate(
             input_ids=prompt,
@@ -175,7 +175,7 @@ def greedy(model: PreTrainedModel, prompts: Tensor, new: int) -> Tensor:
 
 
 class _Dictation:
-    """A logits processor that leaves `generate` no other choice than the given tokens, and adds up what each cost."""
+    """A logits processor that forces `generate` to the tokens of the text, and sums their negative log-likelihoods."""
 
     def __init__(self, tokens: Tensor) -> None:
         self._tokens = tokens
@@ -248,7 +248,7 @@ def main(
 
 
 def cells(result: Result) -> tuple[str, ...]:
-    """One row, in the order of the headings."""
+    """Return one row, in the order of the headings."""
     return (
         result.system,
         f"{result.reading:.3f}",
@@ -262,7 +262,7 @@ def cells(result: Result) -> tuple[str, ...]:
 
 
 def table(results: Sequence[Result]) -> Table:
-    """For the terminal."""
+    """Return the table for the terminal."""
     out = results_table(_HEADINGS, "Perplexity on held-out text")
     for result in results:
         out.add_row(*cells(result))

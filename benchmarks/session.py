@@ -57,7 +57,7 @@ def check_folder(folder: Path | None) -> None:
 
 
 def keep(folder: Path | None, tables: Sequence[store.Table]) -> None:
-    """Put tables into the data file of this machine, and write the pages that show it."""
+    """Write tables into the data file of this machine, and generate its pages."""
     if folder is not None:
         store.record(folder, tables)
         pages.write(folder)
@@ -130,14 +130,14 @@ class Session:
         return records
 
     def note(self, numbers: Mapping[str, object]) -> None:
-        """One line of JSON, with the facts of the machine."""
+        """Append a line of JSON with the facts of the machine."""
         with self._out.open("a", encoding="utf-8") as lines:
             lines.write(json.dumps({**self._facts, "command": self._command, **numbers}) + "\n")
 
     def keep(
         self, title: str, headings: Sequence[str], rows: Sequence[tuple[str, ...]], note: str = ""
     ) -> None:
-        """A table in the results of this machine: done after each, so that an interrupted run keeps what it has."""
+        """Record a table in the results of this machine, after each measurement, so that an interrupted run loses nothing."""
         columns = tuple(heading.replace("\n", " ") for heading in headings)
         setup, versions = report.setup(self._facts, self._threads), report.versions(self._facts)
         date = str(self._facts["date"])

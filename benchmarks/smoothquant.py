@@ -27,7 +27,7 @@ _CHANNELS, _FACTOR = 6, 50.0
 
 
 def readers(model: Any) -> Iterator[tuple[nn.Module, list[nn.Linear]]]:
-    """(norm, the linears that read it) of a Llama."""
+    """Return (norm, the linears that read it) of a Llama."""
     for layer in model.model.layers:
         attention, mlp = layer.self_attn, layer.mlp
         yield layer.input_layernorm, [attention.q_proj, attention.k_proj, attention.v_proj]
@@ -35,7 +35,7 @@ def readers(model: Any) -> Iterator[tuple[nn.Module, list[nn.Linear]]]:
 
 
 def move(norm: Any, linears: Sequence[nn.Linear], scale: Tensor) -> None:
-    """Divide the outputs of `norm` by `scale`, and multiply it into what reads them."""
+    """Divide the outputs of `norm` by `scale`, and multiply the weights that read them by it."""
     norm.weight.data /= scale
     for linear in linears:
         linear.weight.data *= scale

@@ -33,7 +33,7 @@ _WARM_CALLS = 12
 
 
 class Checkout:
-    """The package at `folder`, serving one workload in a process."""
+    """The package at `folder`, running one workload in a process."""
 
     def __init__(self, folder: Path, home: Path, row: str) -> None:
         folder = folder.resolve()
@@ -60,7 +60,7 @@ class Checkout:
         return line.strip()
 
     def measure(self, seconds: float) -> float:
-        """The median call of a burst, in seconds."""
+        """Return the median seconds of a call in a burst."""
         assert self._process.stdin is not None
         self._process.stdin.write(f"{seconds}\n")
         self._process.stdin.flush()
@@ -73,7 +73,7 @@ class Checkout:
 
 
 def serve(name: str, dtype: str) -> None:
-    """In the child: bursts as they are asked for."""
+    """Run bursts on request, in the child process."""
     from benchmarks import workloads
     from hf_cpu_accel import accelerate_for_cpu
 

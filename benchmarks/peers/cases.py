@@ -24,7 +24,7 @@ from hf_cpu_accel.runtime.private_files import make_folder
 
 
 def folder(name: str) -> Path:
-    """The folder of a workload with the inputs; its parent holds the model. Made where it is missing."""
+    """Return the folder of a workload with the inputs; its parent has the model. Create a missing one."""
     return _folder(name, home_folder() / "bench" / "cases")
 
 

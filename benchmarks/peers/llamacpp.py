@@ -24,7 +24,7 @@ _KINDS = {
 
 
 def convert(system: str, case: Path) -> Path:
-    """The file of the system's model."""
+    """Return the file of the system's model."""
     kind = _KINDS[system][0]
     whole = converted(case, "llamacpp-BF16", _write_gguf) / "model.gguf"
     if kind == "BF16":
@@ -58,7 +58,7 @@ def _bench(model: Path, threads: int, *arguments: str) -> dict[str, Any]:
 
 
 def _write_gguf(case: Path, folder: Path) -> None:
-    """Weights alone: the checkpoints of the cases have no tokenizer, and none is needed for speed."""
+    """Write the weights alone: the checkpoints of the cases have no tokenizer, and none is needed for speed."""
     source = sources(_folder())
     sys.path[:0] = [str(source), str(source / "gguf-py")]
     import gguf
@@ -82,7 +82,7 @@ def _write_gguf(case: Path, folder: Path) -> None:
 
 
 def _as_published(parameters: dict[str, Any]) -> dict[str, Any]:
-    """A config.json as the converter knows it: transformers 5.24 has other names for Granite's layers than it is published with."""
+    """Return config.json as the converter reads it: transformers 5.24 names Granite's layers otherwise than the published file."""
     if parameters.get("model_type") != "granitemoehybrid":
         return parameters
     names = {"full_attention": "attention", "linear_attention": "mamba"}

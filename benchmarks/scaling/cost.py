@@ -46,7 +46,7 @@ class Workers:
 
     @classmethod
     def of(cls, speedup_of_two: float) -> Workers:
-        """From how many times as much two do as one.
+        """Return the model from the speedup of two workers over one.
 
         Raises:
             ValueError: that is not more than 0.
@@ -56,7 +56,7 @@ class Workers:
         return cls(min(max(2 / speedup_of_two - 1, 0.0), 1.0))
 
     def speedup(self, count: int) -> float:
-        """How many times as much `count` workers do as one."""
+        """Return the speedup of `count` workers over one."""
         return count / (1 + self.serial * (count - 1))
 
 
@@ -65,10 +65,10 @@ class Ranks:
     """A language model that is divided among ranks.
 
     Attributes:
-        token_ms: of a token on one rank.
-        sums: of each token.
-        sum_us: ranks -> what one of these takes.
-        rest_ms: of a token, what is not divided where there are several.
+        token_ms: Milliseconds of a token on one rank.
+        sums: Sums over the ranks for each token.
+        sum_us: ranks -> microseconds of one sum.
+        rest_ms: Milliseconds of a token that several ranks do not divide.
     """
 
     token_ms: float
@@ -77,19 +77,19 @@ class Ranks:
     rest_ms: float = 0.0
 
     def speedup(self, count: int) -> float:
-        """How many tokens `count` ranks write in the time that one needs for one."""
+        """Return the speedup in tokens/s of `count` ranks over one."""
         if count == 1:
             return 1.0
         return self.token_ms / (self.token_ms / count + self.sums * self.sum_us(count) / 1e3 + self.rest_ms)
 
 
 def ring_us(count: int, numbers: int, link_us: float, link_gbs: float) -> float:
-    """A sum of `numbers` floats around a ring of `count` machines."""
+    """Return the microseconds of a ring all-reduce of `numbers` floats over `count` machines."""
     return 2 * (count - 1) * (link_us + numbers * _FLOAT / count / (link_gbs * 1e3))
 
 
 def rows(measured: dict[str, dict[str, Any]], link_us: float, link_gbs: float) -> dict[str, Workers | Ranks]:
-    """Return a row for each measurement, by name.
+    """Return the cost model of each measurement, by name.
 
     Workers are left out where two reached no more than one: another resource was full, and the formula does not cover that.
     """
@@ -117,7 +117,7 @@ def _ranks(name: str, values: dict[str, Any], link_us: float, link_gbs: float) -
 
 
 def points(measured: dict[str, dict[str, Any]]) -> list[tuple[str, str, str, str]]:
-    """(what, one with a thread, one with two threads, two with a thread each) as they were measured."""
+    """Return (name, one with a thread, one with two threads, two with a thread each) as measured."""
     found = []
     for name, values in measured.items():
         if "one_per_s" in values:
@@ -136,12 +136,12 @@ def points(measured: dict[str, dict[str, Any]]) -> list[tuple[str, str, str, str
 
 
 def counts(sockets: int) -> list[int]:
-    """1, 2, 4, ... up to `sockets`."""
+    """Return 1, 2, 4, ... up to `sockets`."""
     return [2**power for power in range(sockets.bit_length()) if 2**power <= sockets]
 
 
 def page_tables(measured: dict[str, dict[str, Any]]) -> dict[str, str]:
-    """The tables of benchmarks/scaling/README.md, by the marks around them."""
+    """Return the tables of benchmarks/scaling/README.md by their marks."""
     quiet, busy = split(measured)
     several = counts(64)
     tables = {
@@ -180,7 +180,7 @@ def _table(head: list[str], body: Sequence[Sequence[str]]) -> str:
 
 
 def write_page(page: Path = PAGE, measured: dict[str, dict[str, Any]] | None = None) -> None:
-    """Put the tables in the place of those that are there."""
+    """Replace the tables of the page."""
     text = page.read_text(encoding="utf-8")
     for mark, table in page_tables(read() if measured is None else measured).items():
         pattern = rf"(<!-- {mark} -->\n).*?(<!-- end -->)"

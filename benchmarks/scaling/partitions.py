@@ -58,7 +58,7 @@ def main(
 def _compare(
     model: Any, x: torch.Tensor, edge_index: torch.Tensor, out: Path, rounds: int
 ) -> tuple[dict[str, float], float]:
-    """Seconds of each system, and by how much its embeddings are off those of the whole graph."""
+    """Return the seconds of each system, and the deviation of its embeddings from those of the whole graph."""
     torch.set_num_threads(2)
     with torch.no_grad():
         whole = model(x, edge_index)

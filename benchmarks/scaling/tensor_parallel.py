@@ -97,7 +97,7 @@ def _run(folder: str, dtype: str, ranks: int, threads: int) -> dict[str, float]:
 
 
 def _measure(folder: Path, dtype: str) -> None:
-    """In a process that is to be measured: a line of JSON, of the first rank."""
+    """Measure in this process; the first rank prints a line of JSON."""
     from transformers import AutoModelForCausalLM
     from transformers.distributed import DistributedConfig
 

@@ -55,7 +55,7 @@ class Load:
 
 
 def prompts(count: int) -> list[str]:
-    """No two alike: none is in a server's cache of prefixes."""
+    """Return different prompts, so that none is in a server's prefix cache."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(path().parent, gguf_file=path().name)
@@ -65,7 +65,7 @@ def prompts(count: int) -> list[str]:
 
 
 def requests(texts: Sequence[str]) -> Iterator[bytes]:
-    """As they go over the wire, streamed and greedy."""
+    """Return the bytes of streamed, greedy requests."""
     for text in texts:
         options = {
             "max_tokens": _NEW,
@@ -129,7 +129,7 @@ def _save_dequantized(folder: Path) -> None:
 
 @contextmanager
 def llamacpp(dtype: str, clients: int, folder: Path) -> Iterator[tuple[int, psutil.Process]]:
-    """llama.cpp's server, on the file's weights in its nearest format."""
+    """Run llama.cpp's server on the file's weights in its nearest format."""
     if reason := setup.missing("llamacpp"):
         raise RuntimeError(f"llamacpp {reason}")
     root, file, port = setup.folder("llamacpp"), folder / "model.gguf", free_port()

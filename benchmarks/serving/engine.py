@@ -43,7 +43,7 @@ def tokens_of_texts() -> list[int]:
 
 
 def pieces(ids: Sequence[int], lengths: Sequence[int], seed: int = 0) -> list[list[int]]:
-    """One of each length, from anywhere."""
+    """Return a random piece of each length."""
     chosen = random.Random(seed)
     begins = [chosen.randrange(len(ids) - length) for length in lengths]
     return [list(ids[begin : begin + length]) for begin, length in zip(begins, lengths, strict=True)]
@@ -76,7 +76,7 @@ def rates(
 
 
 def turns(model: Any, ids: Sequence[int], rounds: int) -> tuple[float, float]:
-    """Seconds to the first token of a chat's first turn and of its second: medians."""
+    """Return the median seconds to the first token of a chat's first and second turn."""
     firsts, seconds = [], []
     with Engine(model) as engine:
         for number in range(rounds + 1):

@@ -81,7 +81,7 @@ def _under_quota(model: Any) -> dict[str, Callable[[], InstancePool]]:
 
 
 def _seconds(system: Callable[[], InstancePool], items: list[dict[str, torch.Tensor]]) -> float:
-    """For all items, after some that warm it up."""
+    """Return the seconds of all items, after a warm-up."""
     with system() as pool:
         for _ in pool.map(items[:20]):
             pass
@@ -98,7 +98,7 @@ def _request(tokens: int, seed: int) -> dict[str, torch.Tensor]:
 
 @contextlib.contextmanager
 def one_cpu() -> Iterator[None]:
-    """Inside, this process is in a control group of its own that grants it one CPU.
+    """Move this process into a control group with a quota of one CPU.
 
     Raises:
         OSError: No control group can be written.

@@ -39,7 +39,7 @@ _MOST_OFF = 1e-4
 
 @dataclasses.dataclass
 class Expected:
-    """What the models say by themselves: of each text the tokens that follow, and of each sentence its vector."""
+    """Outputs of the models without a server: the tokens after each text, and the vector of each sentence."""
 
     texts: list[str]
     answers: list[str]
@@ -49,7 +49,7 @@ class Expected:
 
 @dataclasses.dataclass
 class Counts:
-    """What clients have seen. memory: (seconds, bytes of the server), at least once."""
+    """Counts of the clients. memory: (seconds, bytes of the server), at least once."""
 
     asked: int = 0
     left: int = 0
@@ -59,12 +59,12 @@ class Counts:
 
     @property
     def growth(self) -> float:
-        """Of the last fifth's memory over that of the second fifth: in the first, caches fill."""
+        """Return the growth of memory from the second fifth to the last. Caches fill in the first."""
         return growth([size for _, size in self.memory], parts=5)
 
 
 def expected(writer: Any, embedder: Path) -> Expected:
-    """Ask the models, one text after another."""
+    """Compute the models' outputs, one text after another."""
     from transformers import AutoModel
 
     chosen, tokenizer = random.Random(0), tiny.byte_tokenizer()
@@ -88,14 +88,14 @@ def expected(writer: Any, embedder: Path) -> Expected:
 
 
 class Client:
-    """Asks one request after another, and checks what comes."""
+    """Sends one request after another, and checks the responses."""
 
     def __init__(self, port: int, known: Expected, counts: Counts, seed: int) -> None:
         self.port, self.known, self.counts = port, known, counts
         self.chosen = random.Random(seed)
 
     def ask(self) -> None:
-        """One request."""
+        """Send one request."""
         kinds = (self._embed, self._complete, self._stream)
         try:
             wrong = self.chosen.choice(kinds)()
@@ -152,7 +152,7 @@ class Client:
 
 
 def load(minutes: float, clients: int, requests: int | None = None) -> Counts:
-    """Start a server, ask it for so long, or so many requests in all, and end it.
+    """Start a server, send requests until the time or the number of requests is reached, and end it.
 
     Raises:
         RuntimeError, subprocess.TimeoutExpired: the server did not start, ended by itself, or did not end; see `server`.

@@ -28,12 +28,12 @@ NEW = 32
 
 
 def moved(logits: Tensor, truth: Tensor) -> float:
-    """By how much of the length of `truth`."""
+    """Return the distance from `truth`, relative to its norm."""
     return float((logits - truth).norm() / truth.norm())
 
 
 def by_prefix(forward: Forward, ids: list[int]) -> float:
-    """How far the logits behind a prompt move when all its whole blocks but the last token are copied, not computed."""
+    """Return the change of a prompt's logits if its full blocks are copied from the cache, not computed."""
     kept = (len(ids) - 1) // BLOCK * BLOCK
     storage, cache = forward.new_row(len(ids))
     truth = forward.extend(cache, ids, 0)
@@ -44,7 +44,7 @@ def by_prefix(forward: Forward, ids: list[int]) -> float:
 
 
 def by_last_bit(model: Any, ids: list[int], seed: int = 0) -> float:
-    """How far they move when the embeddings of the prompt change by 1e-7."""
+    """Return the change of the logits if the embeddings of the prompt change by 1e-7."""
     embedded = model.get_input_embeddings()(torch.tensor([ids]))
     noise = torch.randn(embedded.shape, generator=torch.Generator().manual_seed(seed))
     truth, found = (
@@ -55,7 +55,7 @@ def by_last_bit(model: Any, ids: list[int], seed: int = 0) -> float:
 
 
 def gap(model: Any, ids: list[int], found: list[int]) -> float | None:
-    """None if `found` is what `generate` says; else how far the first tokens that differ are apart, in deviations of all logits."""
+    """Return the distance of the first tokens that differ from `generate`, in deviations of all logits; None if all agree."""
     inputs = torch.tensor([ids])
     said = model.generate(
         inputs,

@@ -20,7 +20,7 @@ _START, _END = 300.0, 90.0  # seconds until it serves, and after SIGTERM; it giv
 
 
 def command(*models: str, dtype: str, threads: int | None = None) -> list[str]:
-    """`hf-cpu-accel serve` of these models, on a free port, by this Python."""
+    """Return the command of `hf-cpu-accel serve` for these models, on a free port, with this Python."""
     start = "from hf_cpu_accel.cli.main import app; app()"
     chosen = [] if threads is None else ["--threads", str(threads)]
     return [sys.executable, "-c", start, "serve", *models, "--dtype", dtype, "--port", "0", *chosen]
@@ -28,7 +28,7 @@ def command(*models: str, dtype: str, threads: int | None = None) -> list[str]:
 
 @contextmanager
 def server(command: Sequence[str], port: int | None = None) -> Iterator[tuple[int, psutil.Process]]:
-    """The port and the process of a server that this command starts.
+    """Start a server; yield its port and its process.
 
     Args:
         command: of any Python; this package is on its path.
@@ -56,7 +56,7 @@ def server(command: Sequence[str], port: int | None = None) -> Iterator[tuple[in
 
 
 def free_port() -> int:
-    """One that is free at the moment."""
+    """Return a port that is free at the moment."""
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         return int(bound.getsockname()[1])

@@ -78,7 +78,7 @@ def main(
 
 
 def chosen_cases(names: Sequence[str]) -> list[Case]:
-    """The models of suites, or single ones.
+    """Return the models of suites, or single models.
 
     Raises:
         typer.BadParameter: a name is of neither.
@@ -94,7 +94,7 @@ def chosen_cases(names: Sequence[str]) -> list[Case]:
 
 
 def measured(case: Case, wanted: Sequence[str], settings: Settings) -> dict[str, dict[str, object]] | str:
-    """What the worker of one model prints, or why it did not."""
+    """Return the results of one model's worker, or its error."""
     command = [
         sys.executable,
         "-m",

@@ -32,7 +32,7 @@ class Row:
 
     @classmethod
     def of(cls, case: Case, results: dict[str, dict[str, object]]) -> Row:
-        """Of what a worker has printed."""
+        """Return the row of a worker's results."""
         measured = {name: one for name, one in results.items() if "error" not in one}
         timings = {name: Timing(tuple(map(tuple, one["rounds"]))) for name, one in measured.items()}  # type: ignore[call-overload]
         base = timings[systems.BASE]
@@ -59,12 +59,12 @@ class Family:
     gains: dict[str, list[float]]
 
     def mean(self, system: str) -> float | None:
-        """The geometric one; None if the system could run none of the models."""
+        """Return the geometric mean; None if the system could run none of the models."""
         return statistics.geometric_mean(self.gains[system]) if self.gains[system] else None
 
 
 def families(rows: Sequence[Row], chosen: Sequence[str]) -> list[Family]:
-    """Each family of each suite, and all."""
+    """Return each family of each suite, and all together."""
     groups: dict[str, list[Row]] = {}
     for row in rows:
         groups.setdefault(f"{row.case.suite}: {row.case.model.family}", []).append(row)
@@ -89,7 +89,7 @@ def headings(chosen: Sequence[str]) -> tuple[str, ...]:
 
 
 def cells(row: Row, chosen: Sequence[str]) -> tuple[str, ...]:
-    """How many times as fast as eager each other system is; "failed" where it could not be measured."""
+    """Return the speedup of each other system over eager; "failed" where it could not be measured."""
     others = _others(chosen)
     gains = [f"{row.gains[name]:.2f}x" if name in row.gains else "failed" for name in others]
     cosines = [
@@ -106,7 +106,7 @@ def family_headings(chosen: Sequence[str]) -> tuple[str, ...]:
 
 
 def family_cells(family: Family) -> tuple[str, ...]:
-    """The geometric mean and the least of each system's gains, and how many models it could run if not all."""
+    """Return the geometric mean and the minimum of each system's speedups, and its number of models if not all."""
     texts: list[str] = []
     for system, gains in family.gains.items():
         mean = family.mean(system)
@@ -119,7 +119,7 @@ def family_cells(family: Family) -> tuple[str, ...]:
 
 
 def draw(groups: Sequence[Family], path: Path) -> None:
-    """A bar for each family and system; needs matplotlib."""
+    """Draw a bar for each family and system. Needs matplotlib."""
     from matplotlib.figure import Figure
 
     others = list(groups[0].gains)

@@ -40,7 +40,7 @@ def main(name: str, chosen: str, rounds: str, seconds: str, threads: str) -> Non
 def _prepared(
     found: Case, chosen: list[str]
 ) -> tuple[dict[str, Callable[[], Any]], dict[str, list[Tensor]], dict[str, str]]:
-    """What calls each system, its answer, and the errors of those that have none."""
+    """Return the call of each system, its output, and the errors of the systems without one."""
     model = found.build()
     calls: dict[str, Callable[[], Any]] = {}
     answers: dict[str, list[Tensor]] = {}
