@@ -79,7 +79,13 @@ def _state(layers: Mapping[str, str | None], replaced: Sequence[PlanItem]) -> st
 
 def _counts(item: PlanItem) -> bool:
     """Return whether a module that was not replaced may take noticeable time."""
-    small = ("table lookup: nothing", "a single op", "output features", "of transformers", "shares its weight")
+    small = (
+        "table lookup: nothing",
+        "a single op",
+        "output features",
+        "of transformers",
+        "shares its weight",
+    )
     assert item.reason is not None
     return not any(part in item.reason for part in small)
 

@@ -188,6 +188,11 @@ def best_tier(flags: Iterable[str], cap: str | None = None) -> str:
     return [tier for tier in TIERS if tier not in above and _TIER_FLAGS[tier] <= available][-1]
 
 
+def tiers_of(arch: str) -> tuple[str, ...]:
+    """Return the tiers of an architecture (``platform.machine()``), from the lowest to the highest."""
+    return {"x86_64": _X86_TIERS, "amd64": _X86_TIERS, "aarch64": _ARM_TIERS}.get(arch.lower(), TIERS[:1])
+
+
 def thread_limit(affinity: int, cores: int, quota: float | None) -> tuple[int, str]:
     """Return (threads, the reason): min(affinity, ceil(quota), cores), at least 1.
 
