@@ -120,7 +120,7 @@ def _prepared(workload: str, system: str, threads: int | None) -> tuple[Worker, 
 
 def _bursts(workers: list[Worker], rounds: int, calls: int, seconds: float) -> None:
     turns = list(workers)
-    # The warm-up is not recorded, but tells who gets one call per burst.
+    # The warm-up is not recorded, but determines which systems get one call per burst.
     enough = {worker.system: 1 if worker.burst(1, 0.0)[0] > _LONG_CALL else calls for worker in turns}
     for _ in range(rounds):
         for worker in turns:

@@ -13,7 +13,7 @@ from hf_cpu_accel.cli.tables import results_table
 from hf_cpu_accel.measure import Agreement, Timing, interleaved, speedup
 
 OURS = "ours"
-# Providers whose name ends so do less than the whole job: shown, but not what ours is held against.
+# Providers with this suffix do less than the whole job: shown, but not compared with ours.
 PARTIAL = " *"
 _HEADINGS = ("dtype", "provider", "us", "95 %\ninterval", "GFLOP/s", "% of\npeak", "rel\nerror")
 _SUMMARY = (

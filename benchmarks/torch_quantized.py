@@ -66,7 +66,7 @@ def pt2e(model: nn.Module, input: Tensor) -> nn.Module:
 
 
 def inductor(graph: nn.Module) -> Callable[..., object]:
-    """Where graphs of PT2E are meant to go."""
+    """Compile the graph with Inductor, the target of PT2E."""
     torch._inductor.config.freezing = True
     compiled: Callable[..., object] = torch.compile(graph, dynamic=False)
     return compiled

@@ -1,12 +1,12 @@
-"""What two of something showed, carried on to many sockets. A model and no measurement: no machine here has 64 sockets.
+"""A cost model of many sockets, from measurements of two workers. No machine here has 64 sockets.
 
 python -m benchmarks.scaling.cost [--sockets 64] [--link-us 20] [--link-gbs 10] [--page]
 
 Its inputs are in measured.json, which the other commands of this folder write with --record. `--page` puts the tables into
-benchmarks/scaling/README.md. What was measured while other work ran is left out of both, and named.
+benchmarks/scaling/README.md. Values measured while other work ran are left out of both, and listed.
 
 Workers (replicas, processes over a graph), after Amdahl: a part f of one worker's time cannot be shared, so that S of them do S
-/ (1 + f (S - 1)) times as much as one; f is what two showed. Two workers on one socket share its memory, which sockets do not:
+/ (1 + f (S - 1)) times as much as one; f is measured with two. Two workers on one socket share its memory, which sockets do not:
 f is rather too large for sockets.
 
 Ranks of a divided model: a token takes 1/S of the time of one rank, which reads 1/S of the weights; two sums per layer; and
@@ -196,7 +196,7 @@ def main(
     link_gbs: Annotated[float, typer.Option(min=0.001, help="Rate of a long message, in GB/s.")] = 10,
     page: Annotated[bool, typer.Option("--page", help="Write the tables of README.md.")] = False,
 ) -> None:
-    """Print what the model says as a table."""
+    """Print the predictions of the model as a table."""
     if page:
         write_page()
     table = results_table(["estimated speedup, workers", *map(str, counts(sockets))])

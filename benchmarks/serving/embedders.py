@@ -21,7 +21,7 @@ _SERVED = "minilm"
 class Embedder:
     """A server of one model, and its request for the vector of a text.
 
-    words: that start it; None in them stands for a port that it is to listen on, without which it says its own.
+    words: The command; None is replaced by a port to listen on. A server without it prints its own port.
     """
 
     name: str
@@ -56,7 +56,7 @@ def rival(name: str, model: Path, threads: int | None) -> Embedder:
     """Return a server of `registry.SERVERS`, in int8.
 
     Raises:
-        RuntimeError: it has no environment; says how it gets one.
+        RuntimeError: Its environment is missing; the message has the command that creates it.
     """
     environment = SERVERS[name]
     if reason := setup.missing(environment):

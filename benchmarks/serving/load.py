@@ -182,7 +182,7 @@ def _ask_all(
     def weigh() -> None:
         if process.status() == psutil.STATUS_ZOMBIE:
             raise RuntimeError(
-                f"the server has ended; {counts.asked} requests were asked, {counts.failed[:1]}"
+                f"the server has ended; {counts.asked} requests were sent, {counts.failed[:1]}"
             )
         counts.memory.append((time.monotonic() - begun, process.memory_info().rss))
 

@@ -32,7 +32,7 @@ def server(command: Sequence[str], port: int | None = None) -> Iterator[tuple[in
 
     Args:
         command: of any Python; this package is on its path.
-        port: that it will listen on; otherwise it says its address itself, on a line of its own.
+        port: The port that it will listen on; without it the server prints its address on a line.
 
     Raises:
         RuntimeError: it ended before it was ready.

@@ -48,7 +48,7 @@ class Case:
         return [output if isinstance(output, Tensor) else output[0]]
 
     def real_tokens(self, outputs: Sequence[Tensor]) -> list[Tensor]:
-        """All of each input in one row: what few numbers of a map point to says little."""
+        """Return each output as one row per input: a cosine of a few numbers is unreliable."""
         return [output.flatten(1) for output in outputs]
 
 

@@ -105,7 +105,7 @@ class Workload:
 
 
 def examples(workload: Workload | Media | Writing, model: nn.Module) -> list[dict[str, Tensor]]:
-    """What every system that quantizes with examples is given: batches as those measured, with other random values."""
+    """Return calibration batches: shapes of the measured batches, other random values."""
     return [workload.inputs(model, seed) for seed in range(1, 1 + _EXAMPLES)]
 
 

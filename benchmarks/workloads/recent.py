@@ -192,7 +192,7 @@ def _painted(model: Any, inputs: dict[str, Tensor]) -> Tensor:
 
 
 def first_output(model: Any, inputs: dict[str, Tensor]) -> Tensor:
-    """What most models answer."""
+    """Return the first output of the model."""
     output: Tensor = model(**inputs)[0]
     return output
 

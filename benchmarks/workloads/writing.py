@@ -59,9 +59,10 @@ class Writing:
 
 
 def writing(name: str, batch: int, tokens: int, new: int) -> Writing:
-    """
+    """Return the workload of an encoder-decoder that reads `tokens` tokens and writes `new`.
+
     Raises:
-        ValueError: no such shape, or it does not read one text and write another.
+        ValueError: The shape is unknown, or it is no encoder-decoder, or a number is below one.
     """
     if not random_models.config(name).is_encoder_decoder:
         raise ValueError(
