@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 _LARGEST = torch.finfo(torch.float16).max
-# Objects that consist of tensors and of these are taken for values, as diffusers' distributions of latents are.
+# Objects of tensors and of these count as values, such as diffusers' distributions of latents.
 _PLAIN = (Tensor, bool, int, float, str, type(None))
 
 Convert = Callable[[Tensor], Tensor]

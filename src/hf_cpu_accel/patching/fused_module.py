@@ -44,7 +44,7 @@ class CannotStandIn(Exception):
     """No fused forward can replace the forward of a module without a visible difference."""
 
 
-# What every module has, and classes say anew.
+# Names of every module that classes override.
 _OF_MODULES = frozenset((*vars(nn.Module), *vars(nn.Module()), *vars(type("Empty", (nn.Module,), {}))))
 _classes: dict[tuple[type[nn.Module], type[nn.Module]], type[nn.Module]] = {}
 
@@ -57,7 +57,7 @@ class FusedModuleMixin(nn.Module):
     _hooks_inside: tuple[dict[int, Any], ...] = ()
     _inside: Inside | None = None  # from when the model is accelerated
     _told_by_attributes: ClassVar[bool] = True
-    _followed: tuple[str, ...] = ()  # attributes of the host's that each fused call goes by
+    _followed: tuple[str, ...] = ()  # attributes of the host that each fused call reads
 
     @property
     def is_edited(self) -> bool:

@@ -95,8 +95,8 @@ class Stage:
 
 _CONVOLUTIONS: tuple[Rule, ...] = (GemmConvolutionRule(), ConvolutionLinearRule(), ConvolutionRule())
 
-# Larger structures first: what they take, the rules for its parts do not see. Modules are visited from the root
-# downwards, so a linear is only alone if no module above it had a use for it.
+# Larger structures first: rules for parts do not get the modules in them. Modules are visited from the root
+# downward, so a linear is only packed alone if no module above it used it.
 RULES: tuple[Rule, ...] = (
     EmbeddingsRule(),
     AttentionRule(),
@@ -208,8 +208,8 @@ def _autotune(context: Context) -> Iterable[PlanItem]:
     return ()
 
 
-# What this process computes first, and what in: all others see that. Then from the inside outwards: layers are fused when their
-# linears, norms and attention have been replaced. What watches calls comes last.
+# First the parts and dtypes of this process, which later stages read. Then from the inside outward: layers are fused after their
+# linears, norms and attention are replaced. Stages that watch calls come last.
 STAGES: tuple[Stage, ...] = (
     Stage("tensor parallelism", divide_linears),
     Stage("float16 weights", cast_float16),

@@ -66,7 +66,7 @@ class PackedMultiheadAttention(FusedModuleMixin):
                 output: tuple[Tensor, Tensor | None] = self._original_class.forward(self, *args, **kwargs)
                 return output
             finally:
-                self._values = {}  # numbers of one layer, which must not add up over the layers
+                self._values = {}  # unpacked values of one layer, which must not accumulate over the layers
         check_inference(self, given["query"])
         return self._attend(given)
 
@@ -214,7 +214,7 @@ class PackedMultiheadAttention(FusedModuleMixin):
         return {**self.__dict__, "_values": {}}
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
-        destination[prefix + WEIGHT] = self.unpack()  # ahead of the bias, where the original has it
+        destination[prefix + WEIGHT] = self.unpack()  # before the bias, as in the original
         super()._save_to_state_dict(destination, prefix, keep_vars)
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:

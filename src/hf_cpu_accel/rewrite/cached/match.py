@@ -34,7 +34,7 @@ def fuse_cached_attention(context: Context) -> list[PlanItem]:
     def op_and_dtype(fused: CachedAttention, path: str) -> tuple[str, str]:
         return "attention", context.dtype_names(path, fused)
 
-    # Why it was refused is not told: of its layer, what the op does not know is.
+    # Its own reason is not reported, only that of its layer.
     return fuse_each(context, STRUCTURE, look, op_and_dtype, expected=lambda root, path: False)
 
 

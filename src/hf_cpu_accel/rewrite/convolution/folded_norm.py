@@ -55,7 +55,7 @@ class FoldedNorm(FusedModuleMixin):
             if joined is not None:
                 return joined
         if is_tracing():
-            return input  # the convolution has it done; that it comes from there was seen when the two were joined
+            return input  # the convolution has applied it; the link was verified when the two were joined
         input = input.tensor if isinstance(input, LazyTensor) else input
         output: Tensor = self._original_class.forward(self, input)
         return output
@@ -78,7 +78,7 @@ def fold_of(norm: nn.Module, channels: int) -> Fold | None:
     generator = torch.Generator().manual_seed(0)
     image = torch.randn(2, channels, 3, 2, generator=generator, dtype=torch.float64)
     zeros = torch.zeros(1, channels, 1, 1, dtype=torch.float64)
-    shadow = Shadow(norm)  # while it is called, it has other parameters
+    shadow = Shadow(norm)  # it has other parameters during the call
     with torch.no_grad(), shadow.running():
         call = partial(call_foreign, functional_call, shadow.module, exact)
         outputs = [call(input) for input in (zeros, zeros + 1, image)]

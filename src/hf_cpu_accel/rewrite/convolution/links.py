@@ -246,4 +246,4 @@ def _images_read(link: AnyLink) -> dict[str, int]:
 
 def _pair(sizes: int | tuple[int, ...]) -> tuple[int, int]:
     sides = (sizes,) if isinstance(sizes, int) else sizes
-    return sides[0], sides[-1]  # torch takes one number in a tuple, too
+    return sides[0], sides[-1]  # torch also accepts a tuple of one number

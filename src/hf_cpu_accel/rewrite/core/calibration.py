@@ -14,7 +14,7 @@ from torch.nn.utils.rnn import pad_sequence
 from hf_cpu_accel.hosts.arguments import parameters_of
 from hf_cpu_accel.patching.float16_values import widened
 
-# Of texts: tokens of a window, and forwards that are held at a time, each in a thread of its own.
+# Limits for texts: tokens of a window, and parallel forwards, each in its own thread.
 _WINDOW, _BATCHES = 512, 8
 _MOST_BATCHES = 64  # of inputs
 NO_EXAMPLES = "dtype='int8-static' needs calibration= with example inputs; dtype='int8' needs none"

@@ -101,7 +101,7 @@ def start_and_mask(
         return start if not dropped else (start - dropped).clamp_min(0), None
     if padded is None or padded.padding is None:
         return None, None
-    return None, padded.padding[:, None, None, dropped:]  # tokens with padding behind them, or in between
+    return None, padded.padding[:, None, None, dropped:]  # padding on the right, or in between
 
 
 def same_mask(one: CausalMask | Tensor | None, other: CausalMask | Tensor | None) -> bool:

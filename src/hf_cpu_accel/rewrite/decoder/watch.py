@@ -107,7 +107,7 @@ def _dispatched_attention(copied: nn.Module, trace: DecoderTrace) -> Iterator[No
         attention_mask: Any = None,
         **kwargs: Any,
     ) -> tuple[Tensor, None]:
-        # Values of its own: whoever is given them next comes after attention.
+        # New values, so that the next reader is known to follow attention.
         shape = (query.shape[0], query.shape[2], query.shape[1], value.shape[3])
         output = torch.randn(shape, generator=torch.Generator().manual_seed(2 + len(trace.attention)))
         trace.attention.append(

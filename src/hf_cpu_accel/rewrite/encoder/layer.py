@@ -120,7 +120,7 @@ class FusedEncoderLayer(FusedModuleMixin):
         if causal and arguments.get(CAUSAL) is False:
             return None
         for name, value in arguments.items():
-            # None and False are what callers pass for what they do not want.
+            # Callers pass None and False for unused options.
             if value is None or value is False or name in signature.ignored:
                 continue
             value = settled(value)
@@ -139,7 +139,7 @@ class FusedEncoderLayer(FusedModuleMixin):
                 return None
         if signature.rotates and tables is _NO_TABLES:
             return None
-        if causal and mask is None:  # one that is there says what is causal about it
+        if causal and mask is None:  # a mask includes causality
             if not (signature.causal or signature.told_causal):
                 return None
             mask = torch.ones(1, 1, length, length, dtype=torch.bool).tril()

@@ -177,7 +177,7 @@ def _runs(layer: nn.Module, paths: list[str]) -> tuple[LinearRun, ...] | None:
     linears: list[Any] = [layer.get_submodule(path) for path in paths]
     if not all(isinstance(linear, PackedLinear) for linear in linears):
         return None
-    # Numbers that lie side by side less how many come before are the same.
+    # Adjacent numbers minus their positions are equal.
     keys = [(id(linear.group), linear.index - number) for number, linear in enumerate(linears)]
     grouped = groupby(zip(keys, paths, strict=True), key=lambda pair: pair[0])
     runs = tuple(LinearRun(tuple(path for _, path in run)) for _, run in grouped)

@@ -13,7 +13,7 @@ from hf_cpu_accel.patching.hooks import forward_hooks
 from hf_cpu_accel.rewrite.core.packed_module import PackedModule, check_inference
 from hf_cpu_accel.rewrite.linear.projection_group import ProjectionGroup
 
-# Why a layer is not fused: its ops have no such step.
+# Reason why a layer is not fused: its ops do not support this.
 PERMUTED = "one of its linears reorders its input features (act-order quantization): its parts run separately"
 
 

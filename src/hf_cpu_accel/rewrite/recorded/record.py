@@ -35,7 +35,7 @@ from hf_cpu_accel.rewrite.recorded.simplify import Steps
 from hf_cpu_accel.rewrite.recorded.size import Hashed
 from hf_cpu_accel.tolerance import ENCODER_LAYER
 
-_MOST_FIXED = 8  # sizes that become keys, each of which is found by a call
+_MOST_FIXED = 8  # sizes that become keys; finding each takes a call
 
 
 def record(layer: Any, call: Call) -> tuple[Program, Guard, Any] | Refusal:
@@ -66,7 +66,7 @@ def _steps(layer: Any, shadow: Shadow, call: Call) -> Steps:
     fixed: tuple[Ref, ...] | None = ()
     looks_again = True
     while True:
-        # Copies: a layer that is refused for writing to them has written by then. None are tensors of inference mode.
+        # Copies, since a layer that is refused for writing to them has already written. None are inference tensors.
         with torch.inference_mode(mode=False):
             inputs = call.inputs_beside(tensors=True)
         recorder = Recorder(shadow, inputs, call.index, fixed=fixed)
@@ -169,7 +169,7 @@ def alike(layer: nn.Module, output: Any, expected: Any) -> bool:
         if not theirs.numel() or not theirs.isfinite().all():
             return torch.equal(ours.nan_to_num(), theirs.nan_to_num())
         packed = {m.packed_dtype for m in layer.modules() if isinstance(m, PackedModule)}
-        # Inputs are rounded to the dtype of the weights: those of a product that comes out a little otherwise may be other ones.
+        # Inputs are rounded to the dtype of the weights: a slightly different product may round to other inputs.
         dtype = torch.bfloat16 if "bfloat16" in packed else theirs.dtype
         return computes_alike(
             ours, theirs, ENCODER_LAYER.of(dtype), quantizes=not packed.isdisjoint(QUANTIZED)

@@ -27,8 +27,8 @@ from hf_cpu_accel.runtime.tracing import is_tracing
 
 STRUCTURE = "lstm"
 _LEAST_FEATURES = 128  # of the hidden state
-# In floating point torch's own, which puts the weights in another order in each call, is as fast where there are more steps of all
-# sequences than that; or more sequences, where it has a projection, which oneDNN does not do.
+# In floating point, torch's kernel, which reorders the weights in each call, is as fast with more steps of all sequences
+# than that; or with more sequences and a projection, which oneDNN does not support.
 _MOST_ROWS, _MOST_PROJECTED = 512, 16
 
 
@@ -127,7 +127,7 @@ class FusedLSTM(FusedModuleMixin):
             return True
         return batch <= _MOST_PROJECTED if self.proj_size else rows <= _MOST_ROWS
 
-    # What the class that this is mixed into has.
+    # Attributes of the class that this is mixed into.
     input_size: int
     hidden_size: int
     proj_size: int
