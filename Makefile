@@ -1,6 +1,6 @@
 # make demo | make test | make lint | make bench | make bench-peers | make docs | make docs-models | make docs-tasks | make clean; further tests:
 # test-benchmarks, test-cpp, test-pyg, test-diffusers, test-sentence-transformers, test-formats, test-adapters, test-ray, test-compile-families,
-# test-architectures, test-quality, test-spaces, test-tiers, test-emulated, test-arm, test-torch, test-wheels, fuzz, fuzz-files, asan, tsan; wheels, audit; lint, tidy.
+# test-architectures, test-quality, test-spaces, test-tiers, test-emulated, test-arm, test-torch, test-wheels, fuzz, fuzz-files, asan, tsan; wheels, release, audit; lint, lint-workflows, tidy.
 # Everything lives in .venv; nothing is installed by hand.
 PYTHON ?= python3
 VENV := .venv
@@ -12,7 +12,7 @@ TORCH_INDEX ?=
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: demo docs-models docs-tasks test test-benchmarks test-cpp test-pyg test-diffusers test-sentence-transformers test-formats test-adapters test-ray test-compile-families test-architectures test-quality test-spaces test-tiers test-amx test-emulated test-arm test-torch wheels test-wheels fuzz fuzz-files asan tsan soak soak-server audit lint tidy bench bench-peers bench-suites bench-linear bench-attention docs clean kernels
+.PHONY: demo docs-models docs-tasks test test-benchmarks test-cpp test-pyg test-diffusers test-sentence-transformers test-formats test-adapters test-ray test-compile-families test-architectures test-quality test-spaces test-tiers test-amx test-emulated test-arm test-torch wheels test-wheels release fuzz fuzz-files asan tsan soak soak-server audit lint lint-workflows tidy bench bench-peers bench-suites bench-linear bench-attention docs clean kernels
 
 $(VENV)/.torch:
 	$(PYTHON) -m venv $(VENV)
@@ -23,15 +23,23 @@ $(VENV)/.torch:
 	touch $@
 
 # The environment with the package itself in editable mode. Torch is there first, so that nothing pulls another build of it, and the
-# kernels are built against it (no build isolation).
-$(VENV)/.ready: $(VENV)/.torch pyproject.toml
-	$(BIN)/pip install -q --disable-pip-version-check --no-build-isolation -e ".[dev,demo,optimum,plot]"
+# kernels are built against it (no build isolation). pip builds those of this CPU only; up-to-date objects are not compiled again.
+EDITABLE = HF_CPU_ACCEL_TIERS=native $(BIN)/pip install -q --disable-pip-version-check --no-build-isolation -e
+$(VENV)/.demo: $(VENV)/.torch pyproject.toml
+	$(EDITABLE) ".[demo]"
 	touch $@
 
-kernels: $(VENV)/.ready
-	HF_CPU_ACCEL_REQUIRE_EXTENSION=1 $(BIN)/python setup.py -q build_ext --inplace
+$(VENV)/.ready: $(VENV)/.demo
+	$(EDITABLE) ".[dev,demo,optimum,plot]"
+	touch $@
 
-demo: kernels
+# All tiers.
+kernels: $(VENV)/.ready
+	HF_CPU_ACCEL_TIERS=all HF_CPU_ACCEL_REQUIRE_EXTENSION=1 $(BIN)/python setup.py -q build_ext --inplace
+
+# The tier of this CPU and `generic`, which is enough to try the package.
+demo: $(VENV)/.demo
+	HF_CPU_ACCEL_TIERS=native HF_CPU_ACCEL_REQUIRE_EXTENSION=1 $(BIN)/python setup.py -q build_ext --inplace
 	$(BIN)/hf-cpu-accel demo
 
 # File by file in two processes, as most tests keep one core busy.
@@ -108,8 +116,13 @@ test-wheels: $(VENV)/.ready
 	@ls dist/*.whl >/dev/null 2>&1 || { echo "dist/ holds no wheel: make wheels"; exit 1; }
 	TORCH="$(TORCH)" TORCH_INDEX="$(TORCH_INDEX)" $(BIN)/python -m pytest -q tests/release/installed_wheel.py
 
+# A dry run of the release: checks, then wheels and test-wheels. TAG=1 also tags the commit, and pushes nothing: see release/release.py.
+TAG ?=
+release: $(VENV)/.ready build/release/.ready
+	$(PYTHON) release/release.py $(if $(filter 1,$(TAG)),--tag)
+
 asan: $(VENV)/.ready
-	HF_CPU_ACCEL_SANITIZE=1 HF_CPU_ACCEL_REQUIRE_EXTENSION=1 $(BIN)/python setup.py -q build_ext
+	HF_CPU_ACCEL_SANITIZE=1 HF_CPU_ACCEL_TIERS=all HF_CPU_ACCEL_REQUIRE_EXTENSION=1 $(BIN)/python setup.py -q build_ext
 	$(BIN)/python -m tests.ops.asan
 
 # What threads share in the kernels, without Python and OpenMP, under ThreadSanitizer: see tests/ops/tsan/stress.cpp.
@@ -220,6 +233,17 @@ lint: $(VENV)/.ready
 	$(BIN)/clang-format --dry-run --Werror $$(git ls-files '*.h' '*.cpp')
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/bug_report.yml .github/ISSUE_TEMPLATE/feature_request.yml
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-issue-config .github/ISSUE_TEMPLATE/config.yml
+	$(BIN)/check-jsonschema --default-filetype yaml --builtin-schema vendor.citation-file-format CITATION.cff
+	$(BIN)/zizmor --quiet --offline .github
+
+# The workflows by actionlint 1.7 or newer, which no package on PyPI contains.
+ACTIONLINT ?= actionlint
+lint-workflows:
+	@command -v $(ACTIONLINT) >/dev/null || { echo "actionlint is missing; install it, or name it: make lint-workflows ACTIONLINT=/path/to/actionlint"; exit 1; }
+	$(ACTIONLINT) .github/workflows/*.yml
 
 # clang-tidy over the kernels, by the checks of .clang-tidy: each tier is parsed as it is compiled, which takes several minutes, with the
 # longest first in two processes.

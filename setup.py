@@ -1,20 +1,28 @@
-"""Builds the kernels: one abi3 extension on torch's stable ABI, with every instruction-set tier of this architecture in it.
+"""Build the kernels: one abi3 extension on torch's stable ABI, with every instruction-set tier of this architecture in it.
 
 torch is deliberately not a build requirement (an isolated build would download the CUDA build): its headers and
 libtorch_cpu are taken from the environment that installs this package, or from HF_CPU_ACCEL_TORCH_ROOT.
 The build of a package without a compiler or without torch goes on without the extension: the package then runs its plain-torch
 references and says so in `hf-cpu-accel doctor`. HF_CPU_ACCEL_REQUIRE_EXTENSION=1 turns that into an error.
+
+HF_CPU_ACCEL_TIERS chooses the tiers; `generic` is always built:
+- `all`, the default. Packages are built so.
+- `native`: the best tier of this CPU, for `make demo`. Up-to-date objects of other tiers are linked, too.
+- A list, for example `avx2,avx512`: these tiers alone.
 """
 
 import importlib.util
 import json
 import os
 import platform
+import re
 import shlex
 import subprocess
 import sysconfig
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
@@ -67,6 +75,23 @@ TIER_OBJECTS = [
     *((tier, "tier.cpp", [*flags, f"-D{simd}=1"]) for tier, (flags, simd) in TIERS.items()),
     *((tier, "tile_tier.cpp", [*flags, "-DHFCA_SIMD_AVX512=1"]) for tier, flags in TILE_TIERS.items() if X86),
 ]
+TIERS_VARIABLE = "HF_CPU_ACCEL_TIERS"
+# Flags of /proc/cpuinfo that `native` asks for, as runtime/hardware.py does. "amx_emulated" is only for tests.
+NATIVE_FLAGS = {
+    "generic": "",
+    "avx2": "avx2 fma f16c",
+    "avx2_vnni": "avx2 fma f16c avx_vnni",
+    "avx512": "avx2 fma f16c avx512f avx512bw avx512dq avx512vl avx512cd",
+}
+NATIVE_FLAGS |= {
+    "avx512_vnni": f"{NATIVE_FLAGS['avx512']} avx512_vnni",
+    "avx512_bf16": f"{NATIVE_FLAGS['avx512']} avx512_vnni avx512_bf16",
+    "amx": f"{NATIVE_FLAGS['avx512']} avx512_vnni avx512_bf16 amx_tile amx_bf16 amx_int8",
+    "neon_dotprod": "asimddp",
+    "neon_i8mm_bf16": "asimddp i8mm bf16",
+}
+# The tier whose kernels a tier of tiles completes: csrc/dispatch.cpp.
+BELOW_TILES = {"amx": "avx512_bf16", "amx_emulated": "avx512_vnni"}
 PLAIN_SOURCES = (
     "buffers.cpp",
     "dispatch.cpp",
@@ -99,6 +124,78 @@ def torch_root() -> Path:
         "building the kernels needs torch >= 2.11 in the environment that installs hf_cpu_accel "
         "(pip install torch first, or set HF_CPU_ACCEL_TORCH_ROOT to its folder)"
     )
+
+
+class Job(NamedTuple):
+    """One object file; `tier` is None where every CPU runs it."""
+
+    tier: str | None
+    command: list[str]
+    target: Path
+
+
+def tiers_to_build(wanted: str, flags: Collection[str]) -> list[str]:
+    """Return the tiers that HF_CPU_ACCEL_TIERS asks for and those that these need, from the lowest to the highest.
+
+    Args:
+        wanted: "all", "native" or tiers, separated by commas or spaces.
+        flags: the CPU's, as /proc/cpuinfo names them; only for "native".
+
+    Raises:
+        ValueError: `wanted` names no tier of this architecture.
+    """
+    known = [tier for tier, _, _ in TIER_OBJECTS]
+    words = wanted.replace(",", " ").split()
+    if words == ["all"]:
+        return known
+    if words == ["native"]:
+        words = [tier for tier in known if set(NATIVE_FLAGS.get(tier, tier).split()) <= set(flags)][-1:]
+    unknown = [word for word in words if word not in known]
+    if unknown or not words:
+        raise ValueError(
+            f"{TIERS_VARIABLE}={wanted!r}: {', '.join(unknown) or 'nothing'} is no tier of {MACHINE}; "
+            f"accepted: all, native, or some of {', '.join(known)}"
+        )
+    needed = {"generic", *words, *(BELOW_TILES[word] for word in words if word in BELOW_TILES)}
+    return [tier for tier in known if tier in needed]
+
+
+def cpu_flags() -> list[str]:
+    """Return the flags of this CPU in /proc/cpuinfo.
+
+    Raises:
+        ValueError: the kernels are compiled for another machine, or this system has no /proc/cpuinfo.
+    """
+    cpuinfo = Path("/proc/cpuinfo")
+    if platform.machine().lower() != MACHINE or not cpuinfo.exists():
+        raise ValueError(
+            f"{TIERS_VARIABLE}=native needs /proc/cpuinfo of the machine that runs the kernels; "
+            "name its tiers instead, or all"
+        )
+    listed = re.search(r"^(?:flags|Features)\s*:(.*)$", cpuinfo.read_text(), re.MULTILINE)
+    return listed[1].split() if listed else []
+
+
+def jobs_to_link(jobs: list[Job], wanted: str, fresh: Callable[[Path], bool]) -> list[Job]:
+    """Return the objects of a library with the `wanted` tiers: `tiers_to_build`, whose errors it raises.
+
+    With "native", up-to-date objects of all other tiers are linked, too, and `generic`, which only lower CPUs run, is compiled at
+    -O1: that takes half the time. A complete library stays complete, and a later build for all tiers compiles the others.
+    """
+    native = wanted.strip() == "native"
+    tiers = tiers_to_build(wanted, cpu_flags() if native else ())
+    if not native:
+        return [job for job in jobs if job.tier is None or job.tier in tiers]
+    linked = [job for job in jobs if job.tier is None or job.tier in tiers or fresh(job.target)]
+    if tiers == ["generic"]:
+        return linked
+    return [quick(job) if job.tier == "generic" and not fresh(job.target) else job for job in linked]
+
+
+def quick(job: Job) -> Job:
+    """Return the job at -O1, with its object in another folder."""
+    target = job.target.parent / "quick" / job.target.name
+    return Job(job.tier, [*job.command[:-1], str(target), "-O1"], target)
 
 
 class BuildKernels(build_ext):
@@ -144,11 +241,11 @@ class BuildKernels(build_ext):
         # No -ffast-math: NaN and infinity must pass through. errno and traps are of no use to the kernels.
         common += ["-fno-math-errno", "-fno-trapping-math"]
         common += SANITIZER if sanitize else []
-        jobs: list[tuple[list[str], Path]] = []
+        jobs: list[Job] = []
         for tier, source, flags in TIER_OBJECTS:
             target = build / f"tier_{tier}.o"
             command = [*common, *flags, f"-DHFCA_TIER={tier}", "-c", str(CSRC / source), "-o", str(target)]
-            jobs.append((command, target))
+            jobs.append(Job(tier, command, target))
         python = ["-DPy_LIMITED_API=0x030A0000", f"-I{sysconfig.get_paths()['include']}"]
         # Its headers write their paths into messages.
         torch = [*STABLE_ABI, f"-isystem{root / 'include'}", f"-fmacro-prefix-map={root}=torch"]
@@ -157,22 +254,32 @@ class BuildKernels(build_ext):
             *sorted((CSRC / "ops").rglob("*.cpp")),
         ]:
             target = build / f"{'_'.join(source.relative_to(CSRC).with_suffix('').parts)}.o"
-            jobs.append(([*common, *python, *torch, "-c", str(source), "-o", str(target)], target))
+            command = [*common, *python, *torch, "-c", str(source), "-o", str(target)]
+            jobs.append(Job(None, command, target))
         # For clang-tidy and editors.
         commands = [
-            {"directory": os.getcwd(), "file": command[-3], "output": str(target), "arguments": command}
-            for command, target in jobs
+            {
+                "directory": os.getcwd(),
+                "file": job.command[-3],
+                "output": str(job.target),
+                "arguments": job.command,
+            }
+            for job in jobs
         ]
         (build / "compile_commands.json").write_text(json.dumps(commands, indent=1))
         sources = (*CSRC.rglob("*.*"), Path("setup.py"), root / "version.py")
         newest = max(p.stat().st_mtime for p in sources)
-        stale = [
-            (command, target)
-            for command, target in jobs
-            if not target.exists() or target.stat().st_mtime < newest
-        ]
+
+        def fresh(target: Path) -> bool:
+            return target.exists() and target.stat().st_mtime >= newest
+
+        wanted = os.environ.get(TIERS_VARIABLE, "all")
+        linked = jobs_to_link(jobs, wanted, fresh)
+        stale = [job for job in linked if not fresh(job.target)]
+        for folder in {job.target.parent for job in stale}:
+            folder.mkdir(exist_ok=True)
         with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-            list(pool.map(lambda job: subprocess.run(job[0], check=True), stale))
+            list(pool.map(lambda job: subprocess.run(job.command, check=True), stale))
         library = build / "_C.abi3.so" if sanitize else Path(self.get_ext_fullpath(ext.name))
         library.parent.mkdir(parents=True, exist_ok=True)
         link = [
@@ -180,13 +287,19 @@ class BuildKernels(build_ext):
             "-shared",
             *(SANITIZER if sanitize else []),
             *shlex.split(os.environ.get("LDFLAGS", "")),
-            *(str(target) for _, target in jobs),
+            *(str(job.target) for job in linked),
             "-Wl,--no-as-needed",
             str(stand_in_for_torch(build)),
             "-o",
             str(library),
         ]
         subprocess.run(link, check=True)
+        if len(linked) < len(jobs):
+            tiers = [job.tier for job in linked if job.tier]
+            print(
+                f"{library.name} has only the kernels of {', '.join(tiers)}: {TIERS_VARIABLE}={wanted}",
+                flush=True,
+            )
 
 
 def stand_in_for_torch(folder: Path) -> Path:
@@ -199,8 +312,9 @@ def stand_in_for_torch(folder: Path) -> Path:
     return library
 
 
-setup(
-    ext_modules=[Extension("hf_cpu_accel._C", sources=[], py_limited_api=True)],
-    cmdclass={"build_ext": BuildKernels},
-    options={"bdist_wheel": {"py_limited_api": "cp310"}},
-)
+if __name__ == "__main__":
+    setup(
+        ext_modules=[Extension("hf_cpu_accel._C", sources=[], py_limited_api=True)],
+        cmdclass={"build_ext": BuildKernels},
+        options={"bdist_wheel": {"py_limited_api": "cp310"}},
+    )

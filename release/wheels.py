@@ -91,6 +91,7 @@ def wheel(machine: str, source: Path, into: Path, torch: Path, seconds: str) -> 
         "CXX": COMPILERS[machine],
         "LDFLAGS": "-s",
         "HF_CPU_ACCEL_REQUIRE_EXTENSION": "1",
+        "HF_CPU_ACCEL_TIERS": "all",
         "HF_CPU_ACCEL_TORCH_ROOT": str(torch),
         "SOURCE_DATE_EPOCH": seconds,
     }

@@ -8,7 +8,7 @@ from hf_cpu_accel.frontends.import_hook import install, uninstall
 from hf_cpu_accel.frontends.tasks import CLASS_NAMES, DIFFUSION
 from hf_cpu_accel.plan import Plan, PlanItem
 
-__version__ = "0.1.0"
+__version__: str  # of the installed package: see __getattr__
 
 __all__ = [
     "CPUAccelConfig",
@@ -27,7 +27,11 @@ install()
 
 
 def __getattr__(name: str) -> object:
-    """The classes `CPUModelFor<Task>` and `CPU...Pipeline`, which need optimum or diffusers: made when they are asked for."""
+    """Return the version, or a class `CPUModelFor<Task>` or `CPU...Pipeline`, which need optimum or diffusers."""
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("hf_cpu_accel")
     if name in CLASS_NAMES:
         from hf_cpu_accel.frontends import optimum
 

@@ -62,3 +62,8 @@ def status() -> ExtensionStatus:
         path=str(library),
         without_tiles=ops.without_tiles() or None,
     )
+
+
+def built_tiers() -> tuple[str, ...]:
+    """Return the tiers whose kernels the library has, from the lowest to the highest; none if it is not loaded."""
+    return tuple(torch.ops.hf_cpu_accel.built_tiers().split()) if status().loaded else ()

@@ -62,6 +62,7 @@ def build(machine: Machine) -> Path:
         **os.environ,
         "CXX": str(machine.compiler),
         "HF_CPU_ACCEL_REQUIRE_EXTENSION": "1",
+        "HF_CPU_ACCEL_TIERS": "all",
         "HF_CPU_ACCEL_TORCH_ROOT": str(machine.torch),
     }
     command = [sys.executable, "setup.py", "-q", "build_ext", "--build-lib", FOLDER / "library"]

@@ -128,6 +128,20 @@ def test_kernels_below_the_cpu() -> None:
     assert "avx2, although this CPU can run avx512_bf16" in found.value
 
 
+def test_a_build_that_left_tiers_out_lists_the_built_ones() -> None:
+    built = ("generic", "avx512_bf16")
+    found = checks.kernels(NATIVE, CPU, built)
+    assert found == checks.Check("kernels", "native, avx512_bf16; built for generic, avx512_bf16 only")
+    capped = replace(CPU, tier="avx2")
+    found = checks.kernels(replace(NATIVE, tier="generic"), capped, built)
+    assert found.status == "problem"
+    assert found.value == (
+        "native, generic, although this CPU can run avx2; built for generic, avx512_bf16 only"
+    )
+    assert "`make kernels`" in found.fix
+    assert checks.kernels(NATIVE, CPU, hardware.tiers_of("x86_64")).value == "native, avx512_bf16"
+
+
 def test_amx_that_is_not_used() -> None:
     amx = replace(CPU, tier="amx", uncapped_tier="amx")
     assert checks.kernels(replace(NATIVE, tier="amx"), amx) == checks.Check("kernels", "native, amx")

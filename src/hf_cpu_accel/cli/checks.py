@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from hf_cpu_accel.compiler.background import toolchain
 from hf_cpu_accel.runtime import private_files as private
-from hf_cpu_accel.runtime.hardware import EMULATED_AMX, ISA_VARIABLE, TIERS, CPUInfo
+from hf_cpu_accel.runtime.hardware import EMULATED_AMX, ISA_VARIABLE, TIERS, CPUInfo, tiers_of
 from hf_cpu_accel.runtime.home_folder import HOME_VARIABLE, REMEDY
 from hf_cpu_accel.runtime.topology import format_cpu_list
 
@@ -35,8 +35,8 @@ class Check:
     fix: str = ""
 
 
-def kernels(status: ExtensionStatus, cpu: CPUInfo) -> Check:
-    """Whether the native kernels serve, and at which tier."""
+def kernels(status: ExtensionStatus, cpu: CPUInfo, built: Sequence[str] = ()) -> Check:
+    """Return whether the native kernels run and at which tier; and, where some are missing, which tiers were `built`."""
     if not status.loaded:
         return Check(
             "kernels",
@@ -52,15 +52,16 @@ def kernels(status: ExtensionStatus, cpu: CPUInfo) -> Check:
             "problem",
             "Let the container, its seccomp profile or the hypervisor allow AMX; until then the tier below serves.",
         )
+    partial = f"; built for {', '.join(built)} only" if built and set(tiers_of(cpu.arch)) - set(built) else ""
     order = (*TIERS, EMULATED_AMX)
     if status.tier in order and order.index(status.tier) < order.index(cpu.tier):
         return Check(
             "kernels",
-            f"native, {status.tier}, although this CPU can run {cpu.tier}",
+            f"native, {status.tier}, although this CPU can run {cpu.tier}{partial}",
             "problem",
-            "Their build left that tier out: build them with g++ 11, clang 14 or newer.",
+            "Build all tiers: run `make kernels` in a clone, or install the package again without the variable HF_CPU_ACCEL_TIERS.",
         )
-    return Check("kernels", f"native, {status.tier}")
+    return Check("kernels", f"native, {status.tier}{partial}")
 
 
 def tier(cpu: CPUInfo) -> Check:

@@ -52,7 +52,7 @@ def collect(peaks: bool = False) -> dict[str, Any]:
 
     status = extension.status()
     found = [
-        checks.kernels(status, cpu),
+        checks.kernels(status, cpu, extension.built_tiers()),
         checks.tier(cpu),
         checks.processor(cpu),
         checks.threads(threads.apply_threads(), cpu),

@@ -72,6 +72,8 @@ constexpr Tier tiers[] = {
 #endif
 };
 
+bool built(const Tier& tier) { return tier.kernels && (!tier.below || tier.use_tiles); }
+
 const Tier& chosen_tier() {
 #if defined(HFCA_X86)
   __builtin_cpu_init();
@@ -80,7 +82,7 @@ const Tier& chosen_tier() {
   const Tier* best = tiers;
   for (const Tier& tier : tiers) {
     const bool named = cap && std::strcmp(cap, tier.name) == 0;
-    if ((named || !tier.only_named) && tier.runs()) best = &tier;
+    if ((named || !tier.only_named) && built(tier) && tier.runs()) best = &tier;
     if (named) break;
   }
   return *best;
@@ -102,8 +104,11 @@ double rate(const Kernels& kernels, WeightKind kind) {
 #if defined(HFCA_X86)
 // vdpbf16ps runs at twice the rate of float32 FMA on Zen 4 but at half of it on Intel cores whose bfloat16 lives in AMX: there bfloat16
 // weights widened to float32 are faster, so measure (about 1 ms) instead of trusting the flag.
-// HF_CPU_ACCEL_BF16_DOT=0|1 decides instead, for results that are the same on every machine of a fleet.
+// HF_CPU_ACCEL_BF16_DOT=0|1 decides instead, for results that are the same on every machine of a fleet. A build without avx512_vnni has
+// no other kernels to choose.
 void choose_bfloat16(Dispatch& d) {
+  d.bf16_dot = true;
+  if (!&kernels_avx512_vnni) return;
   const char* wish = std::getenv("HF_CPU_ACCEL_BF16_DOT");
   d.bf16_dot =
       wish && (*wish == '0' || *wish == '1') ? *wish == '1' : rate(d.kernels, WeightKind::bfloat16) > rate(d.kernels, WeightKind::float32);
@@ -145,6 +150,13 @@ Dispatch choose() {
 const Dispatch& dispatch() {
   static const Dispatch chosen = choose();
   return chosen;
+}
+
+std::string built_tiers() {
+  std::string names;
+  for (const Tier& tier : tiers)
+    if (built(tier)) names += (names.empty() ? "" : " ") + std::string(tier.name);
+  return names;
 }
 
 }  // namespace hfca

@@ -1,5 +1,7 @@
 // The choice of kernels, made once at load.
 #pragma once
+#include <string>
+
 #include "kernels.h"
 
 namespace hfca {
@@ -11,8 +13,11 @@ struct Dispatch {
   const char* without_tiles;  // why a tier of tiles was asked for or wished, and is not this one; null: it is, or is not allowed
 };
 
-// The best tier that the CPU runs and that the environment variable HF_CPU_ACCEL_ISA, if it names a tier, is not below (unknown names do
-// not cap). "amx_emulated" serves only where it is named.
+// The best tier of this build that the CPU runs and that the environment variable HF_CPU_ACCEL_ISA, if it names a tier, is not below
+// (unknown names do not cap). "amx_emulated" serves only where it is named.
 const Dispatch& dispatch();
+
+// The tiers of this build, from the lowest to the highest, separated by spaces.
+std::string built_tiers();
 
 }  // namespace hfca

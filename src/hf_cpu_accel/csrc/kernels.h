@@ -53,17 +53,18 @@ struct Kernels {
 };
 
 // Tables per tier. A tier that adds only an instruction for one type (VNNI, BF16) is compiled whole: its other kernels are those of
-// avx2 or avx512 under another name.
+// avx2 or avx512 under another name. A build may leave out all tiers except generic (HF_CPU_ACCEL_TIERS in setup.py): the address of a
+// tier that it leaves out is null.
 const Kernels& kernels_generic();
 #if defined(HFCA_X86)
-const Kernels& kernels_avx2();
-const Kernels& kernels_avx2_vnni();
-const Kernels& kernels_avx512();
-const Kernels& kernels_avx512_vnni();
-const Kernels& kernels_avx512_bf16();
+[[gnu::weak]] const Kernels& kernels_avx2();
+[[gnu::weak]] const Kernels& kernels_avx2_vnni();
+[[gnu::weak]] const Kernels& kernels_avx512();
+[[gnu::weak]] const Kernels& kernels_avx512_vnni();
+[[gnu::weak]] const Kernels& kernels_avx512_bf16();
 #elif defined(HFCA_ARM)
-const Kernels& kernels_neon_dotprod();
-const Kernels& kernels_neon_i8mm_bf16();
+[[gnu::weak]] const Kernels& kernels_neon_dotprod();
+[[gnu::weak]] const Kernels& kernels_neon_i8mm_bf16();
 #endif
 
 }  // namespace hfca

@@ -64,6 +64,7 @@ double measure_read_bandwidth(int64_t threads, int64_t megabytes) {
 }  // namespace hfca
 
 HFCA_OP_WITHOUT_TENSORS(tier, "() -> str")
+HFCA_OP_WITHOUT_TENSORS(built_tiers, "() -> str")
 HFCA_OP_WITHOUT_TENSORS(bf16_dot, "() -> bool")
 HFCA_OP_WITHOUT_TENSORS(without_tiles, "() -> str")
 HFCA_OP_WITHOUT_TENSORS(run_together, "(bool together) -> bool")
