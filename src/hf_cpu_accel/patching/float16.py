@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hf_cpu_accel.patching.float16_values import narrowed, widened
+from hf_cpu_accel.patching.float16_values import to_float16, to_float32
 from hf_cpu_accel.patching.inner_forward import InnerForward
 from hf_cpu_accel.patching.override import Override
 
@@ -61,15 +61,15 @@ class Float16Model:
         inside = not whole if compiles else any(model is self for model in _calling.get())
         if inside or self.dtype is not torch.float16:
             return method(*args, **kwargs)
-        args, kwargs = widened(args), widened(kwargs)
+        args, kwargs = to_float32(args), to_float32(kwargs)
         if compiles:
-            return narrowed(method(*args, **kwargs))
+            return to_float16(method(*args, **kwargs))
         before = _calling.set((*_calling.get(), self))
         try:
             output = method(*args, **kwargs)
         finally:
             _calling.reset(before)
-        return narrowed(output, _FLOAT32_OUTPUTS if generates else _FLOAT32_OUTPUTS[:1])
+        return to_float16(output, _FLOAT32_OUTPUTS if generates else _FLOAT32_OUTPUTS[:1])
 
 
 # The models with running methods in this context.

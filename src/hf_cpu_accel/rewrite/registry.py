@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from hf_cpu_accel.checkpoints.gguf import unpacked_tensors
-from hf_cpu_accel.patching.fused_module import note_insides
+from hf_cpu_accel.patching.fused_module import watch_inner_modules
 from hf_cpu_accel.patching.modes import keep_eval_mode, set_eval_mode
 from hf_cpu_accel.patching.replacement import replace_classes
 from hf_cpu_accel.patching.restore import freeze_parameters
@@ -186,8 +186,8 @@ def _watch_edits(context: Context) -> Iterable[PlanItem]:
     return ()
 
 
-def _note_insides(context: Context) -> Iterable[PlanItem]:
-    note_insides(context.root)
+def _watch_inner_modules(context: Context) -> Iterable[PlanItem]:
+    watch_inner_modules(context.root)
     return ()
 
 
@@ -248,7 +248,7 @@ STAGES: tuple[Stage, ...] = (
     Stage("padding readers", _find_padding_readers),
     Stage("float16 outputs", stay_float16_outside),
     Stage("weight edits", _watch_edits),
-    Stage("inner modules", _note_insides),
+    Stage("inner modules", _watch_inner_modules),
     Stage("module classes", _replace_classes),
     Stage("first calls", _check_first_calls),
     Stage("autotuning", _autotune),

@@ -13,7 +13,7 @@ from hf_cpu_accel.lazy.remember import remember
 from hf_cpu_accel.patching.fused_module import FusedModuleMixin, Reference
 from hf_cpu_accel.rewrite.attention.processor import AttentionConfig, dot_product_attention
 from hf_cpu_accel.rewrite.core.packed_module import changed_dtype, check_inference, loading_refused
-from hf_cpu_accel.rewrite.linear.layer import unpacked
+from hf_cpu_accel.rewrite.linear.layer import unpack_weight
 from hf_cpu_accel.rewrite.linear.projection_group import ProjectionGroup
 
 WEIGHT, BIAS = "in_proj_weight", "in_proj_bias"
@@ -184,7 +184,7 @@ class PackedMultiheadAttention(FusedModuleMixin):
         """Return the weight [3 * E, E]: the original if it is kept, else dequantized."""
         if self.kept is not None:
             return self.kept.detach().to(self.weight_dtype)
-        return unpacked(self.group.packed, self.group.permutation, self.weight_dtype)
+        return unpack_weight(self.group.packed, self.group.permutation, self.weight_dtype)
 
     def __getattr__(self, name: str) -> Any:
         if name != WEIGHT:

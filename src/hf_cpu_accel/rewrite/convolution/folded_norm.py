@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from hf_cpu_accel.lazy.lazy_tensor import LazyTensor
-from hf_cpu_accel.patching.fused_module import FusedModuleMixin, fused_layer, names_taken
+from hf_cpu_accel.patching.fused_module import FusedModuleMixin, conflicting_names, fused_layer
 from hf_cpu_accel.patching.plain_values import is_plain_value
 from hf_cpu_accel.patching.replacement import refuse_other
 from hf_cpu_accel.patching.restore import swap_module
@@ -66,7 +66,7 @@ def fold_of(norm: nn.Module, channels: int) -> Fold | None:
 
     The function tests values: norms with fixed statistics pass, norms that use the statistics of the batch do not.
     """
-    if norm.training or list(norm.children()) or names_taken(FoldedNorm, norm, ("fold",)):
+    if norm.training or list(norm.children()) or conflicting_names(FoldedNorm, norm, ("fold",)):
         return None
     tensors = [*norm.parameters(), *norm.buffers()]
     if not tensors or any(tensor.shape not in ((channels,), ()) for tensor in tensors):

@@ -15,7 +15,7 @@ from torch.nn import functional
 from hf_cpu_accel.lazy.lazy_tensor import ordinary
 from hf_cpu_accel.ops.linear import linear
 from hf_cpu_accel.packing.linear import QUANTIZED, PackedWeight, pack_linear
-from hf_cpu_accel.patching.fused_module import FusedModuleMixin, fused_layer, names_taken
+from hf_cpu_accel.patching.fused_module import FusedModuleMixin, conflicting_names, fused_layer
 from hf_cpu_accel.patching.hooks import forward_hooks
 from hf_cpu_accel.patching.restore import swap_module
 from hf_cpu_accel.plan import PlanItem
@@ -88,7 +88,9 @@ class GroupedConvolutionRule:
         _, original = context.computed.get(id(module), (module, module))
         if any(forward_hooks(original)):  # the own forward, which runs where the fused one cannot, needs them
             return None
-        if refusal_to_swap(module, path, context) or names_taken(GroupedConvolution, module, ("_packed",)):
+        if refusal_to_swap(module, path, context) or conflicting_names(
+            GroupedConvolution, module, ("_packed",)
+        ):
             return None
         dtype = context.dtype_at(path)
         if dtype in QUANTIZED and channels * kernel > MAX_INTEGER_FEATURES:

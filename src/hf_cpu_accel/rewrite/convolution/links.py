@@ -211,7 +211,7 @@ AnyLink = Link | PoolingLink | AffineLink | MeanLink | CombineLink | ChannelsLin
 Chain = tuple[AnyLink, ...]
 
 
-def shortened(links: Sequence[AnyLink]) -> Chain:
+def shorten_chain(links: Sequence[AnyLink]) -> Chain:
     """Return the chain without images that no other link reads, and with activations inside of the step before them if nothing
     else reads its output."""
     chain = list(_without_unread(links))

@@ -34,7 +34,7 @@ from hf_cpu_accel.rewrite.convolution.links import (
     MeanLink,
     PoolingLink,
     Zeros,
-    shortened,
+    shorten_chain,
     zeros_of_same,
 )
 from hf_cpu_accel.rewrite.core.foreign_code import call_foreign, ours
@@ -93,7 +93,7 @@ def _read(layer: nn.Module, image: Tensor, fewest: int) -> Chain | Refusal:
             return Refusal(f"it calls fewer than {fewest} convolutions and poolings")
         if not isinstance(output, Tensor) or not trace.is_last(output):
             return Refusal("another operation follows its last convolution")
-    return shortened(trace.links)
+    return shorten_chain(trace.links)
 
 
 @dataclass

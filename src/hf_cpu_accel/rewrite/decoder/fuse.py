@@ -152,7 +152,7 @@ class _Reader:
                 if trace.takes not in self.kept:
                     return Refusal("it uses keys and values of a layer that is not fused")
                 role = dataclasses.replace(role, cache_index=self.kept[trace.takes])
-            role = self._turning(role, layer, copied, call, biases)
+            role = self._match_rotation(role, layer, copied, call, biases)
             if role is None:
                 return Refusal("its use of the rotary tables is not supported")
             kind = type(layer), type(role.parts.ffn)
@@ -207,7 +207,7 @@ class _Reader:
                 self.tables.append(own.table(layer))  # later layers may get it
         return Biases(own, handed, tuple(names))
 
-    def _turning(
+    def _match_rotation(
         self, role: Role, layer: nn.Module, copied: nn.Module, call: LayerCall, biases: Biases
     ) -> Role | None:
         """Return the role with the use of rotary tables that agrees with `copied`, or None."""

@@ -36,7 +36,7 @@ _IMPLEMENTATION = "_attn_implementation_internal"
 
 
 @contextmanager
-def watched(layer: nn.Module, trace: DecoderTrace) -> Iterator[None]:
+def record_calls(layer: nn.Module, trace: DecoderTrace) -> Iterator[None]:
     """Record the calls inside of `layer`, a randomized copy, in `trace`."""
     functions, ops = _WrittenAttention(trace).listeners, _PackedCalls(layer, trace).listeners
     with disable_grouping(), _dispatched_attention(layer, trace), traced(ops=ops, functions=functions):

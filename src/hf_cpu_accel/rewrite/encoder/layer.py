@@ -28,7 +28,7 @@ from hf_cpu_accel.rewrite.encoder.parts import (
     MASK,
     EncoderLayerParts,
     EncoderSignature,
-    lengthened,
+    lengthen_tables,
 )
 
 _NO_TABLES = (None, None)
@@ -149,7 +149,7 @@ class FusedEncoderLayer(FusedModuleMixin):
         """Return the rotary tables [1 or B, length, rotated features] of a call, or None if they are for other positions."""
         cos, sin = (table if table.dim() == 3 else table[None] for table in value)
         if self._signature.prefix_tokens:
-            cos, sin = lengthened((cos, sin), length)
+            cos, sin = lengthen_tables((cos, sin), length)
         return (cos, sin) if cos.shape[1] == sin.shape[1] == length else None
 
     def _mask_parts(

@@ -35,7 +35,7 @@ from hf_cpu_accel.rewrite.encoder.parts import (
     MASK,
     EncoderLayerParts,
     EncoderSignature,
-    lengthened,
+    lengthen_tables,
 )
 from hf_cpu_accel.rewrite.encoder.trace import AttentionCall, LayerTrace
 from hf_cpu_accel.rewrite.linear.layer import PackedLinear
@@ -280,7 +280,7 @@ class _Matcher:
         output = self.form.call(self.layer, self.hidden_states, {**given, ROTARY: short})
         if isinstance(output, Refusal):  # sizes that do not match
             return False
-        given[ROTARY] = lengthened(short, self.hidden_states.shape[1])
+        given[ROTARY] = lengthen_tables(short, self.hidden_states.shape[1])
         expected = self._states(**given)
         output = hidden_states_of(output)
         alike = isinstance(output, Tensor) and output.shape == expected.shape

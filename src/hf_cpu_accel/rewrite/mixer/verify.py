@@ -24,7 +24,7 @@ _LARGE = 1000.0
 M = TypeVar("M", bound=FusedMixer)
 
 
-def verified(module: nn.Module, possible: Iterable[Callable[[nn.Module], M]]) -> M | Refusal:
+def first_verified(module: nn.Module, possible: Iterable[Callable[[nn.Module], M]]) -> M | Refusal:
     """Return the first mixer from `possible` that agrees with `module`, or a refusal."""
     refusal = None
     for make in possible:

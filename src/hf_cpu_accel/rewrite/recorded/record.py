@@ -27,7 +27,7 @@ from hf_cpu_accel.rewrite.recorded.guard import Guard, names_read
 from hf_cpu_accel.rewrite.recorded.held import is_package_module
 from hf_cpu_accel.rewrite.recorded.kept import StateSnapshot
 from hf_cpu_accel.rewrite.recorded.noted import FOREIGN
-from hf_cpu_accel.rewrite.recorded.order import checked_first, writes_over
+from hf_cpu_accel.rewrite.recorded.order import with_checks_first, writes_over
 from hf_cpu_accel.rewrite.recorded.program import Program, Ref, Step, refs_in
 from hf_cpu_accel.rewrite.recorded.recorder import Recorder
 from hf_cpu_accel.rewrite.recorded.shared_states import KEEP
@@ -46,7 +46,7 @@ def record(layer: Any, call: Call) -> tuple[Program, Guard, Any] | Refusal:
         steps = _steps(layer, shadow, call)
     if by_torch := torch_products(steps.steps, count):
         return Refusal(f"PyTorch computes part of it ({', '.join(by_torch)})")
-    program = Program(count, required(checked_first(steps.steps)), steps.output)
+    program = Program(count, required(with_checks_first(steps.steps)), steps.output)
     program.writes_over = any(map(writes_over, steps.steps))
     inputs = call.inputs_beside()
     try:
@@ -100,7 +100,7 @@ def _record_steps(layer: Any, shadow: Shadow, recorder: Recorder, call: Call) ->
             torch.inference_mode(mode=False),
             torch.no_grad(),
             shadow.running(),
-            recorder.noting(),
+            recorder.recording(),
         ):
             output = required(call_foreign(layer._original_class.forward, shadow.module, *args, **kwargs))
     finally:

@@ -30,7 +30,7 @@ _HANDED_OUT = frozenset({recurrent_state, states_of})
 
 
 class Recorder(CallRecord):
-    """Record the calls of this thread inside of `noting`.
+    """Record the calls of this thread inside of `recording`.
 
     Args:
         shadow: of the layer that is called.
@@ -57,7 +57,7 @@ class Recorder(CallRecord):
         self.inputs = [self._input(*pair) for pair in zip(refs, inputs, strict=True)]
 
     @contextmanager
-    def noting(self) -> Iterator[None]:
+    def recording(self) -> Iterator[None]:
         """Record calls inside the context, for the call of the shadow."""
         for module in self.shadow.module.modules():
             if module is not self.shadow.module and is_package_module(module):

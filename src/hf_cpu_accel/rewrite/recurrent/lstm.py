@@ -15,7 +15,7 @@ from hf_cpu_accel.lazy.lazy_tensor import ordinary
 from hf_cpu_accel.ops.linear import linear
 from hf_cpu_accel.ops.recurrent.lstm_layer import lstm_layer
 from hf_cpu_accel.packing.linear import QUANTIZED, PackedWeight, pack_linear
-from hf_cpu_accel.patching.fused_module import FusedModuleMixin, fused_layer, names_taken
+from hf_cpu_accel.patching.fused_module import FusedModuleMixin, conflicting_names, fused_layer
 from hf_cpu_accel.patching.hooks import is_plain
 from hf_cpu_accel.patching.restore import swap_module
 from hf_cpu_accel.plan import PlanItem
@@ -151,7 +151,7 @@ class LSTMRule:
         sizes = (module.input_size, module.hidden_size, module.proj_size)
         if module.hidden_size < _LEAST_FEATURES or max(sizes) * 2 > MAX_INTEGER_FEATURES:
             return None
-        if names_taken(FusedLSTM, module, ("_packed",)):
+        if conflicting_names(FusedLSTM, module, ("_packed",)):
             return None
         dtype = context.dtype_at(path)
         return Match(module, path, "int8" if dtype in QUANTIZED else dtype)
