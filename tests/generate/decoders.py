@@ -1,4 +1,4 @@
-"""Tiny random models that generate text, the same ones accelerated, and prompts for them."""
+"""Tiny random models that generate text, accelerated copies, and prompts for them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Text that is generated with replayed steps and without."""
+"""Text generated with and without replayed steps."""
 
 from __future__ import annotations
 

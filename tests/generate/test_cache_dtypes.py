@@ -1,4 +1,4 @@
-"""What the keys and values of generated text are stored in: what is chosen, and that everything that generates works on it."""
+"""Dtypes of the KV cache: the choice, and every loop on it."""
 
 import pytest
 import torch

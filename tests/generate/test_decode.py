@@ -1,4 +1,4 @@
-"""The decode loop gives what transformers' loop gives, token for token, for the same random numbers."""
+"""The decode loop returns the tokens of transformers' loop, for the same random numbers."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""`generate` of an accelerated model: who runs what, and that it is on that one model only and can be taken back."""
+"""`generate` of an accelerated model: which code runs, for that model only, and restored."""
 
 import copy
 import inspect

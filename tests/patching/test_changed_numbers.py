@@ -1,4 +1,4 @@
-"""Any number of any module may be set to another one after acceleration: outputs are those of eager, or it is refused in words."""
+"""Any number of any module may change after acceleration: outputs equal those of eager, or an error names the remedy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Modules, forwards and attributes that a user exchanges inside of fused layers, as adapters do: they count."""
+"""Modules, forwards and attributes that a user replaces inside of fused layers, as adapters do, take effect."""
 
 from __future__ import annotations
 

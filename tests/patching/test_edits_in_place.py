@@ -1,4 +1,4 @@
-"""Tensors that their owner writes to, between two calls of a model or between two of its layers: no answer is of old values."""
+"""Tensors that their owner writes to, between two calls of a model or between two of its layers: no output uses old values."""
 
 from __future__ import annotations
 

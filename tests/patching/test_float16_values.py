@@ -1,4 +1,4 @@
-"""What goes into and comes out of models with float16 weights."""
+"""Arguments and outputs of models with float16 weights."""
 
 from collections import UserDict, namedtuple
 from types import SimpleNamespace

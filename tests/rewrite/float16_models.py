@@ -1,4 +1,4 @@
-"""Small models with float16 weights: of text, text to text, sound and images, and calls of them."""
+"""Small models with float16 weights: for text, text to text, audio and images, with calls of them."""
 
 from __future__ import annotations
 

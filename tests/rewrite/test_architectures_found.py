@@ -1,4 +1,4 @@
-"""What a sweep over all model types found to be wrong, one small model each."""
+"""Faults that a sweep over all model types has found, one small model each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small hosts of convolutions and batch norms, written in the ways in which libraries write them."""
+"""Small hosts of convolutions and batch norms, written as libraries write them."""
 
 from __future__ import annotations
 

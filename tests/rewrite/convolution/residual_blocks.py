@@ -1,4 +1,4 @@
-"""Residual blocks of two layers, as models have them and with something between, in a stage."""
+"""Residual blocks of two layers as in models, also with modules between them, in a stage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Convolutions that take along what comes next, and are tensors like any other where nothing does."""
+"""Convolutions that fuse following ops, and whose outputs otherwise act like any tensor."""
 
 from __future__ import annotations
 

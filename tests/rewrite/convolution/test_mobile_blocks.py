@@ -1,4 +1,4 @@
-"""Blocks of mobile networks, with gates of channels and zeros around images, in one call with all that is around them."""
+"""Blocks of mobile networks, with channel gates and padding, in one call with the ops around them."""
 
 from __future__ import annotations
 

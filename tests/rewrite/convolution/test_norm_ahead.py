@@ -1,4 +1,4 @@
-"""Batch norms ahead of convolutions, and average poolings, in one call with what is around them."""
+"""Batch norms before convolutions, and average poolings, in one call with the ops around them."""
 
 from __future__ import annotations
 

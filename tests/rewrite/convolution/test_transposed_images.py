@@ -1,4 +1,4 @@
-"""Transposed convolutions of images, beside torch's own."""
+"""Transposed 2-d convolutions, compared with torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A fused part that is slower than its own forward is found in the calls of the model, left for calls of that size, and said."""
+"""A fused part that is slower than its own forward is found in calls of the model, unfused for that size, and reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Derivatives of accelerated models: those of eager, or an error that names `restore`; never zeros or None in silence."""
+"""Derivatives of accelerated models equal those of eager, or raise an error that names `restore`; they are never zeros or None."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A first call whose check fails leaves nothing behind: outputs and caches of every call are those of the own forward."""
+"""A first call whose check fails leaves no traces: outputs and caches equal those of the own forward."""
 
 from __future__ import annotations
 

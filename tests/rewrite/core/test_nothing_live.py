@@ -1,4 +1,4 @@
-"""While a model is looked at, another thread that calls it gets the right answer: every answer is compared."""
+"""While a model is matched, calls from another thread return correct outputs."""
 
 from __future__ import annotations
 

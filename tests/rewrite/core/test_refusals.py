@@ -1,4 +1,4 @@
-"""What is not fused where it could be expected says why, and errors of our own are not taken for that."""
+"""The plan has reasons where a fusion could be expected, and errors of this package are not taken for such."""
 
 from __future__ import annotations
 

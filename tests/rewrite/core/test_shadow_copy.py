@@ -1,4 +1,4 @@
-"""Copies that share weights: what is done to them is not done to the module, and nobody's hooks are called in them."""
+"""Copies that share weights: changes of them do not affect the module, and they call no hooks."""
 
 from __future__ import annotations
 

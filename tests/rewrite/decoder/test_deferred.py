@@ -1,4 +1,4 @@
-"""What decoder layers hand on before it is computed: hidden states like any others, for whoever reads, keeps or changes them."""
+"""The deferred outputs of decoder layers act like ordinary hidden states for readers, holders and writers."""
 
 from __future__ import annotations
 

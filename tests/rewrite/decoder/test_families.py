@@ -1,4 +1,4 @@
-"""Every family of decoders, end to end: how many layers are fused, and that prompts, steps and greedy tokens stay the same."""
+"""Every family of decoders: the number of fused layers, and equal prompts, steps and greedy tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ALiBi: slopes that are read off scores, and biases that are or are not made of them."""
+"""ALiBi: slopes that are matched from scores, and biases with or without them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whole encoder layers in a few ops: which layers, the same numbers, and nothing else changed in their model."""
+"""Encoder layers in a few ops: the matched layers, equal values, and no other change in their model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Swin's layers in one call, for images of every size; what the windows do not fit keeps its own forward."""
+"""Swin layers in one call, for images of every size; sizes that do not fit the windows run the own forward."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Group norms on their op, and SiLU with them where it comes next."""
+"""Group norms on their op, with a following SiLU."""
 
 from __future__ import annotations
 

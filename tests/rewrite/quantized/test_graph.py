@@ -1,4 +1,4 @@
-"""Graphs as PT2E leaves them: exported, with weights that are widened and activations that are rounded."""
+"""Graphs of PT2E: exported, with dequantized weights and rounded activations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Convolutions of PT2E graphs that read one another become one call, whose images are in the ranges of the graph."""
+"""Consecutive convolutions of PT2E graphs become one call, with images in the ranges of the graph."""
 
 from __future__ import annotations
 

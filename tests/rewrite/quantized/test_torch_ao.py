@@ -1,4 +1,4 @@
-"""Models that torch.ao has quantized, dynamically or statically: what serves them, and that they come back."""
+"""Models quantized by torch.ao, dynamically or statically: their providers, and restoring."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small decoders whose layers no matcher knows, by what they ask of their cache."""
+"""Small decoders whose layers no matcher supports, by their use of the cache."""
 
 from __future__ import annotations
 

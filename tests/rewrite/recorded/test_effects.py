@@ -1,4 +1,4 @@
-"""What a layer keeps is kept once for each call, and nothing of a recording is kept with it."""
+"""Side effects of a layer happen once per call, and a recording leaves none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What follows from weights and numbers alone is computed once, and again where a weight is written to or exchanged."""
+"""Results of weights and numbers alone are computed once, and again after a weight changes."""
 
 from __future__ import annotations
 

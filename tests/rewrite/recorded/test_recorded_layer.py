@@ -1,4 +1,4 @@
-"""Layers of no known form run as the steps that one call of them took: same values, at all sizes, and undone without a trace."""
+"""Layers of unknown form run as recorded steps: equal values at all sizes, and restored completely."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sizes that a forward reads are followed into torch's arguments, and whatever else is made of them has to be the same again."""
+"""Sizes that a forward reads are tracked into torch's arguments; other uses of them must give equal results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a recording cannot see by itself: states outside of modules, globals, dimensions that come and go, other threads' tools."""
+"""State that a recording cannot see: outside of modules, globals, optional dimensions, tools of other threads."""
 
 from __future__ import annotations
 

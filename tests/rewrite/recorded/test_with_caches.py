@@ -1,4 +1,4 @@
-"""Decoder layers of no known form are recorded with what they ask of their cache: the same tokens, and caches that go both ways."""
+"""Decoder layers of unknown form are recorded with their use of the cache: equal tokens, and caches shared with eager."""
 
 from __future__ import annotations
 

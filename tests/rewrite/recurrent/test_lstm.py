@@ -1,4 +1,4 @@
-"""`nn.LSTM` beside torch's own."""
+"""`nn.LSTM`, compared with torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small decoders whose tokens differ from one another, and what a process writes down about one of them."""
+"""Small decoders with different tokens, and the results that a process writes about one of them."""
 
 from __future__ import annotations
 
