@@ -21,7 +21,7 @@ SETTINGS = {
 
 
 def count_replayed(monkeypatch):
-    """A list that gets an entry for each step that is replayed from now on: whether it was as foreseen."""
+    """Return a list that gets an entry for each step that is replayed from now on: whether it was as predicted."""
     found, run = [], Program.run
 
     def counted(self, inputs, step, **options):

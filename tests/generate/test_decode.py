@@ -114,7 +114,7 @@ def test_scores_and_logits(name, loops):
 
 
 class ForbidTheLast(LogitsProcessor):
-    """Changes scores in place, and keeps what it got."""
+    """Changes scores in place, and keeps its arguments."""
 
     def __init__(self):
         self.seen = []

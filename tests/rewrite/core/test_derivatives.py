@@ -136,7 +136,7 @@ DERIVATIVES: dict[str, Callable[[Run, Tensor, Tensor], Tensor]] = {
 
 
 class Case:
-    """A model, its input, a direction, and what eager gives for each derivative: None where eager raises."""
+    """A model, its input, a direction, and each derivative in eager: None where eager raises."""
 
     def __init__(self, name: str) -> None:
         self.name = name

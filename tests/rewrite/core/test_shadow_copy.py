@@ -40,7 +40,7 @@ class Layer(nn.Module):
 
 
 def registered_parameters(module: nn.Module) -> list[nn.Parameter]:
-    """Packed weights are not among them: each call of `parameters` makes them anew."""
+    """Return the registered parameters, without packed weights: each call of `parameters` creates them again."""
     return [parameter for _, parameter in module.named_parameters(remove_duplicate=False)]
 
 

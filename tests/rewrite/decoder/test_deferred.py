@@ -20,7 +20,7 @@ from tests.rewrite.decoder.llama_stack import BATCH, accelerated, llama
 @pytest.mark.parametrize("when", ["before", "after"])
 @torch.no_grad()
 def test_hidden_states_are_captured(when: str) -> None:
-    """transformers installs its capture hooks at first use, on whatever modules are there then."""
+    """transformers installs its capture hooks at first use, on the modules at that time."""
     model = llama()
     expected = copy.deepcopy(model)(**BATCH, output_hidden_states=True).hidden_states
     if when == "before":

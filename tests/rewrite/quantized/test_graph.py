@@ -54,7 +54,7 @@ def rounded(x: Tensor, how: str) -> Tensor:
 
 
 class Network(nn.Module):
-    """Convolutions, a sum of what was rounded, and linears of which two read the same."""
+    """Convolutions, a sum of rounded values, and linears, two of them with the same input."""
 
     def __init__(self, how: str) -> None:
         super().__init__()

@@ -55,7 +55,7 @@ class Block(nn.Module):
 
 
 def exported(form: str) -> tuple[GraphModule, Tensor, Tensor]:
-    """The graph, an input, and what the network gives that was quantized."""
+    """Return the graph, an input, and the output of the quantized network."""
     torch.manual_seed(0)
     block, x = Block(form).eval(), torch.randn(2, 64, 18, 17)
     with torch.no_grad():

@@ -75,7 +75,7 @@ def test_dynamic_float16_is_packed_as_dtype_says() -> None:
 
 
 class Images(nn.Module):
-    """What is quantized statically: a convolution with a norm and a ReLU, a sum, and a linear over pixels."""
+    """Statically quantized modules: a convolution with a norm and a ReLU, a sum, and a linear over pixels."""
 
     def __init__(self) -> None:
         super().__init__()

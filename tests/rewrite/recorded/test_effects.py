@@ -19,7 +19,7 @@ from tests.rewrite.recorded.test_recorded_layer import called, error, in_use, pl
 
 
 class Keeping(Written):
-    """Keeps what it has seen where modules do not look."""
+    """Keeps its inputs outside of module attributes."""
 
     def __init__(self, keep: Callable[[Any, Tensor], Tensor]) -> None:
         super().__init__(plain)

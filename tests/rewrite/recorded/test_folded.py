@@ -121,7 +121,7 @@ def test_a_branch_on_the_values_of_a_weight() -> None:
 
 
 class Overwriting(Windowed):
-    """What it makes of weights is written to with what it is given: in the tensor, in a view of it, or in what it is a view of."""
+    """Writes its input to a result of weights: to the tensor, to a view of it, or to its base."""
 
     def __init__(self, place: Callable[[Tensor], tuple[Tensor, Tensor]]) -> None:
         super().__init__()
