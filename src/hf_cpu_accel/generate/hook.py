@@ -162,7 +162,7 @@ def _cache_item(model: Any, path: str, dtype: torch.dtype | None) -> list[PlanIt
     reason = cache_refusal(model.config) if takes_cache(model) else NO_KEYS
     if reason is not None:
         return [PlanItem.left(path, _CACHE, f"the cache of transformers is used: {reason}")]
-    stored = "as the keys" if dtype is None else str(dtype).removeprefix("torch.")
+    stored = "key dtype" if dtype is None else str(dtype).removeprefix("torch.")
     return [PlanItem(path, _CACHE, "cache", stored, packed_bytes=0, reason=None)]
 
 
@@ -187,4 +187,4 @@ def _batching_item(model: Any, path: str) -> PlanItem:
         return PlanItem.left(
             path, _BATCHING, "continuous batching runs with the paged attention of transformers"
         )
-    return PlanItem(path, _BATCHING, "paged_attention", "as the keys", packed_bytes=0, reason=None)
+    return PlanItem(path, _BATCHING, "paged_attention", "key dtype", packed_bytes=0, reason=None)

@@ -121,7 +121,7 @@ def test_static_products_go_to_the_fastest_engine(
     for name in ("first", "second", "linear"):
         assert isinstance(model.get_submodule(name).forward, FastestEngine)
         served = items[name].provider
-        assert served == "torch's own" if engine == NATIVE else served.startswith(engine)
+        assert served == "PyTorch" if engine == NATIVE else served.startswith(engine)
     twin = copy.deepcopy(model)
     restore(model)
     assert not any("forward" in vars(module) for module in model.modules())
