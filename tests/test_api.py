@@ -57,7 +57,7 @@ def test_twice_with_the_same_settings_does_nothing(model):
     assert all(now is then for now, then in zip(model.modules(), modules, strict=True))
 
 
-def test_other_settings_plan_anew(model, input):
+def test_other_settings_create_a_new_plan(model, input):
     before = model(input)
     accelerate_for_cpu(model, dtype="int8")
     accelerate_for_cpu(model, dtype="float32", skip_modules=["second"])
@@ -67,13 +67,13 @@ def test_other_settings_plan_anew(model, input):
     assert torch.equal(restore(model)(input), before)
 
 
-def test_restore_leaves_what_is_not_accelerated(model):
+def test_restore_leaves_other_models_unchanged(model):
     modules = list(model.modules())
     assert restore(model) is model
     assert list(model.modules()) == modules
 
 
-def test_accelerated_brings_back_what_was_before(model, input):
+def test_accelerated_restores_the_earlier_state(model, input):
     before = model(input)
     with accelerated(model, dtype="int8") as inside:
         assert inside is model
@@ -127,7 +127,7 @@ def test_explain_names_modules_settings_and_kernels(model):
         ({"threads": -1}, ValueError, "threads=-1"),
     ],
 )
-def test_bad_settings_are_refused_before_anything_is_touched(model, options, error, message):
+def test_bad_settings_are_rejected_before_any_change(model, options, error, message):
     modules = list(model.modules())
     with pytest.raises(error, match=message):
         accelerate_for_cpu(model, **options)
@@ -140,7 +140,7 @@ def test_keywords_override_the_config(model):
     assert (config.dtype, config.threads) == ("float32", 1)
 
 
-def test_a_part_that_was_accelerated_is_planned_anew_with_the_whole(model, input):
+def test_accelerated_parts_are_planned_again_with_the_whole_model(model, input):
     before = model(input)
     accelerate_for_cpu(model.first, dtype="int8")
     assert len(explain(model).replaced) == 4
@@ -149,16 +149,16 @@ def test_a_part_that_was_accelerated_is_planned_anew_with_the_whole(model, input
     assert torch.equal(restore(model)(input), before)
 
 
-def test_restore_of_the_whole_restores_its_parts(model, input):
+def test_restoring_a_model_restores_its_parts(model, input):
     before = model(input)
     accelerate_for_cpu(model.first, dtype="int8")
     assert torch.equal(restore(model)(input), before)
 
 
 @pytest.mark.parametrize("verb", [restore, explain, accelerate_for_cpu])
-def test_a_part_of_an_accelerated_model_is_refused(model, verb):
+def test_parts_of_accelerated_models_are_rejected(model, verb):
     accelerate_for_cpu(model, dtype="float32")
-    with pytest.raises(ValueError, match="this Block is a part of an accelerated model"):
+    with pytest.raises(ValueError, match="target is a Block inside of an accelerated model"):
         verb(model.first)
 
 
@@ -168,7 +168,7 @@ def test_two_models_that_share_a_module(input):
     before = model(input), other(input)
     accelerate_for_cpu(model, dtype="float32")
     torch.testing.assert_close(other(input), before[1], rtol=1e-4, atol=1e-5)
-    with pytest.raises(ValueError, match="part of an accelerated model"):
+    with pytest.raises(ValueError, match="inside of an accelerated model"):
         accelerate_for_cpu(other)
     restore(model)
     assert torch.equal(model(input), before[0])
@@ -202,7 +202,7 @@ def test_results_do_not_depend_on_the_threads_after_packing(model, input):
     torch.testing.assert_close(outputs[0], outputs[1], rtol=1e-5, atol=1e-6)
 
 
-def test_models_are_not_kept_alive(input):
+def test_models_are_garbage_collected(input):
     model = accelerate_for_cpu(Model().eval(), dtype="int8")
     model(input)
     reference = weakref.ref(model)
@@ -241,7 +241,7 @@ def test_a_failure_with_dropped_originals_is_undone_too(monkeypatch):
     assert torch.equal(model(torch.ones(2, 64)), expected)
 
 
-def test_the_thread_count_comes_back():
+def test_the_number_of_threads_is_restored():
     model = nn.Sequential(nn.Linear(64, 64)).eval()
     torch.set_num_threads(1)
     with accelerated(model, threads=2):
@@ -257,7 +257,7 @@ def test_training_mode_set_meanwhile_survives_restore():
     assert all(module.training for module in model.modules())
 
 
-def test_half_precision_is_refused_while_accelerated():
+def test_half_precision_is_rejected_while_accelerated():
     model = nn.Sequential(nn.Linear(64, 64)).eval()
     accelerate_for_cpu(model, dtype="float32")
     with pytest.raises(RuntimeError, match="restore first"):

@@ -28,7 +28,7 @@ def test_sums_and_counts():
     assert len(plan.replaced) == 4
 
 
-def test_table_names_everything_and_joins_alike_layers():
+def test_table_shows_all_modules_and_merges_equal_layers():
     text = str(_plan())
     assert "4 modules replaced, 1 left; int8; native kernels, tier avx2; 6.5 MB packed" in text
     assert "compile off, 0 recompiles" in text
@@ -40,7 +40,7 @@ def test_table_names_everything_and_joins_alike_layers():
     assert "a table lookup" in lines["embeddings"]
 
 
-def test_other_providers_have_a_column_where_there_are_any():
+def test_other_providers_have_a_column():
     plan = _plan()
     assert "provider" not in str(plan).splitlines()[3]
     served = dataclasses.replace(plan.items[0], provider="oneDNN: 65-128 rows", copied_bytes=8_000_000)
@@ -64,7 +64,7 @@ def test_dict_is_json_with_all_items():
     assert fields["dtype"] == "int8"
 
 
-def test_nothing_says_so():
+def test_empty_plans_say_that_nothing_is_accelerated():
     plan = plans.nothing(threads=7)
     assert plan.items == ()
     assert plan.dtype == "none"
@@ -90,7 +90,7 @@ class _Generator(nn.Linear):
 @pytest.mark.parametrize(
     "module", [_Generator(4, 4), nn.Linear(4, 4).bfloat16()], ids=["generates", "narrow"]
 )
-def test_auto_keeps_the_bytes_of_what_reads_its_weights_per_token_or_has_narrow_ones(monkeypatch, module):
+def test_auto_is_bfloat16_for_decoders_and_bfloat16_weights(monkeypatch, module):
     monkeypatch.setattr(hardware, "native_bf16_is_fast", lambda: False)
     assert plans.make(CPUAccelConfig(), module, threads=1, thread_reason="").dtype == "bfloat16"
 

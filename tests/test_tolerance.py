@@ -32,7 +32,7 @@ def test_bounds_of_packed_weights_are_there_for_each_form(bounds: Tolerance) -> 
     assert all(bounds.of(form) > 0 for form in FORMS)
 
 
-def test_bounds_go_by_the_width_of_a_dtype() -> None:
+def test_bounds_depend_on_the_width_of_a_dtype() -> None:
     bounds = Tolerance(1e-5, 1e-2)
     assert bounds.of(torch.float64) == bounds.of(torch.float32) == bounds.of("float32") == 1e-5
     assert bounds.of(torch.float16) == bounds.of(torch.bfloat16) == 1e-2

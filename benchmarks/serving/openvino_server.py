@@ -17,7 +17,7 @@ import typer
 from torch import Tensor
 
 from hf_cpu_accel.cli.demo_measure import sentences
-from hf_cpu_accel.serve.encoders.encoder import Encoder, LoadedEncoder, padded
+from hf_cpu_accel.serve.encoders.encoder import Encoder, LoadedEncoder, pad
 from hf_cpu_accel.serve.encoders.loading import sentence_embedding
 from hf_cpu_accel.serve.encoders.tokenizing import TextTokenizer
 from hf_cpu_accel.serve.http.app import Service
@@ -35,7 +35,7 @@ def quantized(bert: torch.nn.Module, tokenizer: TextTokenizer) -> Any:
 
     known = sentences()
     texts = (known * (_EXAMPLES // len(known) + 1))[:_EXAMPLES]
-    batches = [padded(tokenizer, [text]) for text in tokenizer.encode(texts)]
+    batches = [pad(tokenizer, [text]) for text in tokenizer.encode(texts)]
     model = openvino.convert_model(bert, example_input=batches[0])
     samples = nncf.Dataset(batches, lambda batch: {name: ids.numpy() for name, ids in batch.items()})
     return nncf.quantize(model, samples, model_type=nncf.ModelType.TRANSFORMER, subset_size=len(batches))

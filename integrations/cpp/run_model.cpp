@@ -2,8 +2,8 @@
 //
 //   run_model MODEL.pt2 --ops _C.abi3.so --inputs INPUTS.pt [--outputs OUTPUTS.pt] [--threads N] [--repeat N]
 //
-// INPUTS.pt is torch.save({name: tensor}); torch.load(OUTPUTS.pt) gives the outputs as a tuple, in the order in which they are printed.
-// The library of ops is the one of the installed package:
+// INPUTS.pt is saved with torch.save({name: tensor}). torch.load(OUTPUTS.pt) returns the outputs as a tuple, in the order of the printout.
+// The library of ops is part of the installed package:
 // python -c "from hf_cpu_accel import extension; print(extension.status().path)"
 #include <ATen/Parallel.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -37,7 +37,7 @@ int positive(const std::string& option, const std::string& value) {
   char* end = nullptr;
   const long number = std::strtol(value.c_str(), &end, 10);
   if (*end != '\0' || number < 1 || number > 1 << 20)
-    throw std::invalid_argument(option + " " + value + ": accepted are whole numbers from 1");
+    throw std::invalid_argument(option + " " + value + ": expected a whole number from 1 to 1048576");
   return static_cast<int>(number);
 }
 
@@ -46,29 +46,29 @@ Options options_of(int argc, char** argv) {
   for (int i = 1; i < argc; ++i) {
     const std::string name = argv[i];
     if (name.rfind("--", 0) != 0) {
-      if (!options.model.empty()) throw std::invalid_argument("one model is run at a time, not " + options.model + " and " + name);
+      if (!options.model.empty()) throw std::invalid_argument("expected one MODEL.pt2, got " + options.model + " and " + name);
       options.model = name;
       continue;
     }
-    if (++i == argc) throw std::invalid_argument(name + " lacks a value\n" + usage);
+    if (++i == argc) throw std::invalid_argument(name + " has no value\n" + usage);
     if (name == "--ops") options.ops = argv[i];
     else if (name == "--inputs") options.inputs = argv[i];
     else if (name == "--outputs") options.outputs = argv[i];
     else if (name == "--threads") options.threads = positive(name, argv[i]);
     else if (name == "--repeat") options.repeat = positive(name, argv[i]);
-    else throw std::invalid_argument(name + " is not known\n" + usage);
+    else throw std::invalid_argument(name + " is unknown\n" + usage);
   }
   if (options.model.empty() || options.ops.empty() || options.inputs.empty()) throw std::invalid_argument(usage);
   return options;
 }
 
-// The ops register themselves when their library is loaded. Lazily: a function for Python's import is never called.
+// The ops register themselves when their library is loaded. Loading is lazy, because the library has a function that needs Python.
 void load_ops(const std::string& library) {
-  if (!dlopen(library.c_str(), RTLD_LAZY | RTLD_GLOBAL)) throw std::runtime_error(std::string("the ops do not load: ") + dlerror());
-  const auto together = c10::Dispatcher::singleton().findSchema({"hf_cpu_accel::run_together", ""});
-  if (!together) throw std::runtime_error(library + " has no ops of hf_cpu_accel");
+  if (!dlopen(library.c_str(), RTLD_LAZY | RTLD_GLOBAL)) throw std::runtime_error(std::string("cannot load the ops: ") + dlerror());
+  const auto run_together = c10::Dispatcher::singleton().findSchema({"hf_cpu_accel::run_together", ""});
+  if (!run_together) throw std::runtime_error(library + " has no ops of hf_cpu_accel; pass extension.status().path to --ops");
   torch::jit::Stack stack{at::get_parallel_info().find("ATen parallel backend: OpenMP") != std::string::npos};
-  together->callBoxed(stack);
+  run_together->callBoxed(stack);
 }
 
 std::vector<char> bytes_of(const std::string& path) {
@@ -77,7 +77,7 @@ std::vector<char> bytes_of(const std::string& path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
-// The elements of a JSON list of strings, as export_aot writes names: none of them has a quotation mark.
+// Returns the elements of a JSON list of strings. The names that export_aot writes contain no quotation marks.
 std::vector<std::string> names_of(const std::string& list) {
   std::vector<std::string> names;
   for (size_t open = list.find('"'); open != std::string::npos;) {
@@ -90,13 +90,13 @@ std::vector<std::string> names_of(const std::string& list) {
 
 std::vector<at::Tensor> inputs_of(const std::string& path, const std::vector<std::string>& names) {
   const c10::IValue saved = torch::jit::pickle_load(bytes_of(path));
-  if (!saved.isGenericDict()) throw std::runtime_error(path + " holds no dictionary; write it with torch.save({name: tensor})");
+  if (!saved.isGenericDict()) throw std::runtime_error(path + " contains no dictionary; write it with torch.save({name: tensor})");
   const auto dictionary = saved.toGenericDict();
   std::vector<at::Tensor> inputs;
   for (const std::string& name : names) {
-    const auto found = dictionary.find(name);
-    if (found == dictionary.end() || !found->value().isTensor()) throw std::runtime_error(path + " has no tensor " + name);
-    inputs.push_back(found->value().toTensor());
+    const auto entry = dictionary.find(name);
+    if (entry == dictionary.end() || !entry->value().isTensor()) throw std::runtime_error(path + " has no tensor " + name);
+    inputs.push_back(entry->value().toTensor());
   }
   return inputs;
 }
@@ -128,12 +128,12 @@ int run(const Options& options) {
     milliseconds.push_back(std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count());
   }
   if (outputs.size() != names.size())
-    throw std::runtime_error("the model has " + std::to_string(outputs.size()) + " outputs, its file names " +
-                             std::to_string(names.size()));
+    throw std::runtime_error("the model returned " + std::to_string(outputs.size()) + " outputs, but its file names " +
+                             std::to_string(names.size()) + "; export it again");
 
   for (size_t i = 0; i < outputs.size(); ++i) print(names[i], outputs[i]);
   std::sort(milliseconds.begin(), milliseconds.end());
-  std::cout << milliseconds[milliseconds.size() / 2] << " ms, the median of " << milliseconds.size() << " on " << at::get_num_threads()
+  std::cout << milliseconds[milliseconds.size() / 2] << " ms, median of " << milliseconds.size() << " calls, " << at::get_num_threads()
             << " threads\n";
   if (!options.outputs.empty()) {
     const std::vector<char> bytes =

@@ -1,4 +1,4 @@
-"""The C++ runner prints and writes what Python computes: make test-cpp (needs cmake and a C++ compiler, takes two minutes)."""
+"""The outputs of the C++ program are those of Python: make test-cpp (needs cmake and a C++ compiler, takes two minutes)."""
 
 import subprocess
 from pathlib import Path
@@ -54,10 +54,10 @@ def test_outputs_are_those_of_python(build: object, dtype: str, runner: Path, tm
     path = export_aot(model, example, tmp_path / "model.pt2")
     torch.save(inputs, tmp_path / "inputs.pt")
     files = ("--inputs", tmp_path / "inputs.pt", "--outputs", tmp_path / "outputs.pt")
-    done = run(runner, path, *files, "--repeat", 3, "--threads", 1)
-    assert done.returncode == 0, done.stderr
-    assert "last_hidden_state float[3, " in done.stdout
-    assert "the median of 3 on 1 threads" in done.stdout
+    result = run(runner, path, *files, "--repeat", 3, "--threads", 1)
+    assert result.returncode == 0, result.stderr
+    assert "last_hidden_state float[3, " in result.stdout
+    assert "ms, median of 3 calls, 1 threads" in result.stdout
     with torch.inference_mode():
         expected = model(**inputs)
     outputs = torch.load(tmp_path / "outputs.pt", weights_only=True)
@@ -65,8 +65,8 @@ def test_outputs_are_those_of_python(build: object, dtype: str, runner: Path, tm
         torch.testing.assert_close(output, expected[name], rtol=1e-4, atol=1e-5)
 
 
-def test_refusals(runner: Path, tmp_path: Path) -> None:
+def test_errors(runner: Path, tmp_path: Path) -> None:
     missing = run(runner, tmp_path / "absent.pt2", "--inputs", tmp_path / "absent.pt")
     assert (missing.returncode, missing.stderr) == (1, f"run_model: cannot read {tmp_path / 'absent.pt2'}\n")
-    assert "--threads 0: accepted" in run(runner, "model.pt2", "--inputs", "x", "--threads", "0").stderr
+    assert "--threads 0: expected" in run(runner, "model.pt2", "--inputs", "x", "--threads", "0").stderr
     assert "usage" in run(runner, "model.pt2").stderr

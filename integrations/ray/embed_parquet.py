@@ -1,4 +1,4 @@
-"""Embeddings of a column of texts in Parquet files, by workers of Ray Data, written beside the columns that were there.
+"""Add a column of embeddings of texts to Parquet files, with workers of Ray Data.
 
 python embed_parquet.py articles/ embedded/ ./minilm-int8 --texts body --unique id --workers 2
 """
@@ -13,9 +13,9 @@ import typer
 from embedding import Embedder, check_columns
 from ray.data.checkpoint import CheckpointConfig
 
-# Of a CPU. Reading and writing take little beside a model, and must find room where workers have all CPUs.
-_SMALL = {"num_cpus": 0.1}
-_OF_A_THREAD = 0.9
+# CPUs of Ray tasks. Reading and writing need little, and must be schedulable even if the workers have all other CPUs.
+_IO_CPUS = {"num_cpus": 0.1}
+_CPUS_PER_THREAD = 0.9
 
 
 def embed(
@@ -29,32 +29,36 @@ def embed(
     workers: int = 1,
     threads: int = 1,
 ) -> None:
-    """Write the rows of `source` to `target` with a column of embeddings. Order, columns and their types are kept.
+    """Write the rows of `source` to `target` with a column of embeddings, in their order and with their columns and types.
 
     Args:
-        source: a Parquet file, or a folder of them.
-        target: a folder.
-        model, texts, output, threads: see `Embedder`.
-        unique: a column that tells rows apart. With it, what was written is noted in a folder beside `target`, so that the same
-            call goes on where an earlier one was broken off; the rows that were left come in files of their own then.
-        workers: processes, each with `threads` CPUs.
+        source: a Parquet file, or a folder of Parquet files.
+        target: the folder to write.
+        model: see `Embedder`.
+        texts: see `Embedder`.
+        output: see `Embedder`.
+        unique: name of a column with a unique value per row. With it, a folder next to `target` records the written rows, and the
+            same call resumes an interrupted one. It writes the remaining rows to further files.
+        workers: number of processes, each with `threads` CPUs.
+        threads: see `Embedder`.
 
     Raises:
-        ValueError: a column is missing or of another type, or `target` has files that are not of a call that was broken off.
+        ValueError: a column is missing or has the wrong type, or `target` has files that are not of an interrupted call.
     """
     context = ray.data.DataContext.get_current().copy()
     context.execution_options.preserve_order = True
-    # The second version reads the ends of all files by 32 processes, however few cores there are.
+    # The second version reads the footers of all files with 32 processes on any number of cores.
     context.use_datasource_v2 = False
     progress = target.with_name(f"{target.name}.progress")
     if target.is_dir() and any(target.iterdir()) and not (unique and progress.is_dir()):
         raise ValueError(
-            f"target={str(target)!r}: the folder is not empty, and {progress.name} is not beside it"
+            f"target={str(target)!r} is not empty and cannot be resumed: expected an empty folder, or --unique and {progress.name} "
+            "next to it from an interrupted call"
         )
     if unique is not None:
         context.checkpoint_config = CheckpointConfig(unique, str(progress.resolve()))
     with ray.data.DataContext.current(context):
-        rows = ray.data.read_parquet(source, ray_remote_args=_SMALL)
+        rows = ray.data.read_parquet(source, ray_remote_args=_IO_CPUS)
         columns = {field.name: str(field.type) for field in rows.schema().base_schema}
         check_columns(columns, texts, output, unique)
         embedded = rows.map_batches(
@@ -62,25 +66,26 @@ def embed(
             fn_constructor_args=(model, texts, output, threads),
             batch_size=256,
             batch_format="pyarrow",
-            num_cpus=_OF_A_THREAD * threads,
+            num_cpus=_CPUS_PER_THREAD * threads,
             compute=ray.data.ActorPoolStrategy(size=workers),
         )
-        embedded.write_parquet(str(target.resolve()), ray_remote_args=_SMALL)
+        embedded.write_parquet(str(target.resolve()), ray_remote_args=_IO_CPUS)
 
 
 def main(
-    source: Annotated[str, typer.Argument(help="A Parquet file, or a folder of them.")],
-    target: Annotated[Path, typer.Argument(help="A folder for the files with embeddings.")],
-    model: Annotated[str, typer.Argument(help="A packed folder, or a model of sentence-transformers.")],
-    texts: Annotated[str, typer.Option(help="The column to be read.")] = "text",
-    output: Annotated[str, typer.Option(help="The column to be made.")] = "embedding",
+    source: Annotated[str, typer.Argument(help="Parquet file, or folder of Parquet files.")],
+    target: Annotated[Path, typer.Argument(help="Folder to write.")],
+    model: Annotated[str, typer.Argument(help="Packed folder, or model of sentence-transformers.")],
+    texts: Annotated[str, typer.Option(help="Column with the texts.")] = "text",
+    output: Annotated[str, typer.Option(help="Column to add.")] = "embedding",
     unique: Annotated[
-        str | None, typer.Option(help="A column that tells rows apart, to go on after an interruption.")
+        str | None,
+        typer.Option(help="Column with a unique value per row, to resume an interrupted job."),
     ] = None,
-    workers: Annotated[int, typer.Option(min=1, help="Processes.")] = 1,
-    threads: Annotated[int, typer.Option(min=1, help="Of each process.")] = 1,
+    workers: Annotated[int, typer.Option(min=1, help="Number of processes.")] = 1,
+    threads: Annotated[int, typer.Option(min=1, help="Number of threads per process.")] = 1,
 ) -> None:
-    """Embed a column of texts in Parquet files; RAY_ADDRESS names a cluster, else one is started on this machine."""
+    """Add a column of embeddings to Parquet files, on the cluster in RAY_ADDRESS or on a local one."""
     try:
         embed(
             source, target, model, texts=texts, output=output, unique=unique, workers=workers, threads=threads

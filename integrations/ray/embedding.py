@@ -1,4 +1,4 @@
-"""From a batch of a table to the same batch with a column of embeddings. Nothing here needs Ray."""
+"""Add a column of embeddings to a batch of a table. This module does not need Ray."""
 
 from __future__ import annotations
 
@@ -17,33 +17,38 @@ _TEXT = ("string", "large_string", "string_view")
 
 
 def check_columns(columns: Mapping[str, str], texts: str, output: str, unique: str | None = None) -> None:
-    """
+    """Check the columns of a table.
+
     Args:
-        columns: the names of a table's columns, and their types as Arrow calls them.
-        texts, output, unique: the names of the column to be read, of the one to be made, and of the one that tells rows apart.
+        columns: {name: Arrow type} of the columns.
+        texts: name of the column with the texts.
+        output: name of the column to add.
+        unique: name of the column with a unique value per row, or None.
 
     Raises:
-        ValueError: a column is not there, is not of texts, or is there already.
+        ValueError: a missing column, a column of texts with another type, or an output column that already exists.
     """
     for argument, name in (("texts", texts), ("unique", unique)):
         if name is not None and name not in columns:
-            raise ValueError(f"{argument}={name!r}: the table has the columns {', '.join(columns)}")
+            raise ValueError(
+                f"{argument}={name!r} is not a column of the table; it has the columns {', '.join(columns)}"
+            )
     if columns[texts] not in _TEXT:
         raise ValueError(
-            f"texts={texts!r}: the column is of {columns[texts]}; accepted are {', '.join(_TEXT)}"
+            f"texts={texts!r} is a column of type {columns[texts]}; accepted types are {', '.join(_TEXT)}"
         )
     if output in columns:
-        raise ValueError(f"output={output!r}: the table has a column of that name already")
+        raise ValueError(f"output={output!r} is already a column of the table; pass another name")
 
 
 class Embedder:
-    """A model in a worker, and what it does to each batch.
+    """Embed the texts of batches with an accelerated model, in a worker.
 
     Args:
-        model: a packed folder, which the workers of a machine share, or any model of sentence-transformers.
-        texts: the column to be read.
-        output: the column to be made: lists of float32 of one length; null where the text is.
-        threads: of this worker.
+        model: a packed folder, which the workers of a machine share, or another model of sentence-transformers.
+        texts: name of the column with the texts.
+        output: name of the column to add: lists of float32 with one length, null for a null text.
+        threads: number of threads of this worker.
     """
 
     def __init__(self, model: str, texts: str = "text", output: str = "embedding", threads: int = 1) -> None:
@@ -55,15 +60,15 @@ class Embedder:
         self.size: int = self.model.encode([""]).shape[-1]
 
     def __call__(self, table: pa.Table) -> pa.Table:
-        """`table` with the new column behind the others."""
+        """Return `table` with the new column at its end."""
         import pyarrow as pa
 
-        torch.set_num_threads(self.threads)  # counts for the thread that calls it, and Ray calls from others
+        torch.set_num_threads(self.threads)  # per calling thread, and Ray calls from several threads
         column = table.column(self.texts)
-        there = column.is_valid().to_numpy()
+        valid = column.is_valid().to_numpy()
         vectors = np.zeros((len(column), self.size), np.float32)
-        if there.any():  # encode() sorts them by length, so that little is padded
-            vectors[there] = self.model.encode(column.drop_null().to_pylist())
-        values, absent = pa.array(vectors.reshape(-1)), pa.array(~there)
-        made = pa.FixedSizeListArray.from_arrays(values, self.size, mask=absent)
-        return table.append_column(self.output, made)
+        if valid.any():  # encode() sorts texts by length, which avoids padding
+            vectors[valid] = self.model.encode(column.drop_null().to_pylist())
+        values, null = pa.array(vectors.reshape(-1)), pa.array(~valid)
+        embeddings = pa.FixedSizeListArray.from_arrays(values, self.size, mask=null)
+        return table.append_column(self.output, embeddings)

@@ -1,4 +1,4 @@
-"""What one replica of the deployment in serving.py is: models and the server around them. Nothing here needs Ray."""
+"""A replica of the deployment in serving.py: the models and their server. This module does not need Ray."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ class Arguments(BaseModel):
     """The `args` of an application in serve.yaml.
 
     Attributes:
-        models: ids or folders, `NAME=MODEL` for clients to call it NAME. Packed folders are mapped, so replicas share them.
-        cpus: of each replica: what it takes of the cluster, and its threads.
-        min_replicas, max_replicas: how many there may be; of 0 the next request waits until one is loaded.
-        target_requests: that each replica has at a time on average; more start another one.
-        dtype: as `accelerate_for_cpu` takes it, for models that are not packed.
-        rows: chats that a replica computes at a time.
+        models: model ids or folders; with `NAME=MODEL`, clients use NAME. Packed folders are mapped, so that replicas share them.
+        cpus: CPUs and threads per replica.
+        min_replicas: minimum number of replicas; with 0, the next request waits until a replica is loaded.
+        max_replicas: maximum number of replicas.
+        target_requests: average number of concurrent requests per replica, above which Ray starts another replica.
+        dtype: dtype for `accelerate_for_cpu`, for models that are not packed.
+        rows: number of chats that a replica generates at the same time.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -38,13 +39,13 @@ class Arguments(BaseModel):
     def _check(self) -> Arguments:
         if self.min_replicas > self.max_replicas:
             raise ValueError(
-                f"min_replicas={self.min_replicas} is more than max_replicas={self.max_replicas}"
+                f"min_replicas={self.min_replicas} is more than max_replicas={self.max_replicas}; expected at most that"
             )
         return self
 
     @property
     def options(self) -> dict[str, Any]:
-        """Those of `ray.serve.deployment`."""
+        """Return the options for `ray.serve.deployment`."""
         return {
             "ray_actor_options": {"num_cpus": self.cpus},
             "autoscaling_config": {
@@ -52,16 +53,16 @@ class Arguments(BaseModel):
                 "max_replicas": self.max_replicas,
                 "target_ongoing_requests": self.target_requests,
             },
-            # The rest waits in Ray's queue, where the next replica that is free takes it.
+            # Further requests wait in Ray's queue for a free replica.
             "max_ongoing_requests": max(1, round(2 * self.target_requests)),
         }
 
 
 def service(arguments: Arguments) -> Service:
-    """The models, loaded, and their endpoints.
+    """Load the models and return their service.
 
     Raises:
-        OSError, ValueError: see `hf_cpu_accel.serve.loading.load`.
+        OSError, ValueError: from `hf_cpu_accel.serve.loading.load`.
     """
     metrics = Metrics()
     settings = Settings(

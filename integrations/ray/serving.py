@@ -1,7 +1,7 @@
 """The server of `hf-cpu-accel serve` as a deployment of Ray Serve: `serve run serve.yaml`.
 
-Each replica is a process with the whole server in it: OpenAI's endpoints and text-embeddings-inference's, answers streamed. Ray
-starts and ends replicas with the load, and replaces those that die.
+Each replica is a process that runs the complete server, including streaming. Ray starts and stops replicas with the load, and
+replaces replicas that die.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from starlette.types import ASGIApp
 
 @serve.ingress()
 class ModelServer:
-    """A replica. What cannot be loaded makes the deployment unhealthy; `serve status` and its log say why."""
+    """A replica. A model that cannot be loaded makes the deployment unhealthy; `serve status` and its log show the reason."""
 
     def __init__(self, arguments: Arguments) -> None:
         self._service = service(arguments)
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
-        """Called by Ray once the replica is there."""
+        """Return the ASGI app; Ray calls this after the replica is created."""
         return self._service.app
 
 
 def build(arguments: Arguments) -> Application:
-    """What `import_path: serving:build` of serve.yaml names."""
+    """Return the application; `import_path: serving:build` in serve.yaml names this function."""
     return serve.deployment(name="models", **arguments.options)(ModelServer).bind(arguments)

@@ -22,7 +22,7 @@ __all__ = [
     "uninstall",
 ]
 
-# Adds the keyword `cpu_optimize=` to transformers when that is imported; `uninstall()` takes it back.
+# Adds the keyword `cpu_optimize=` to transformers when it is imported; `uninstall()` removes it.
 install()
 
 

@@ -1,4 +1,4 @@
-"""The front door: `accelerate_for_cpu`, `restore`, `accelerated`, `explain`."""
+"""The main functions: `accelerate_for_cpu`, `restore`, `accelerated`, `explain`."""
 
 from __future__ import annotations
 
@@ -45,34 +45,36 @@ def accelerate_for_cpu(
     tokenizer: Any = None,
     **options: Any,
 ) -> T:
-    """Make inference with `target` faster, in place.
+    """Accelerate inference with `target` in place.
 
-    Layers are replaced by packed and fused ones; inputs, outputs, dtypes of outputs and `state_dict` keys stay what they
-    are. The model is for inference until `restore`: its parameters stop asking for gradients.
+    Layers are replaced by packed and fused ones. Inputs, outputs, dtypes of outputs and `state_dict` keys stay the same. Until
+    `restore`, parameters require no gradients. Only graph neural networks can be trained while they are accelerated.
+
+    A second call with the same settings does nothing. A call with other settings restores the target and accelerates it again.
 
     Args:
         target: a transformers `Pipeline` or `PreTrainedModel`, a diffusers `DiffusionPipeline` or `ModelMixin`, a
             `SentenceTransformer`, or any `nn.Module`, on the CPU and in eval mode.
-        config: all settings at once. Keywords other than their defaults override it.
-        dtype, compile, options: the fields of `CPUAccelConfig`.
-        examples: what `accuracy` is measured on: texts, images or sounds, where the target is a pipeline or was loaded beside what
-            makes inputs of them; dicts of inputs, tensors, or tuples of tensors; a list, or an iterable such as a DataLoader,
-            of which 64 are taken. None for built-in ones: texts where there is a tokenizer, else random token ids, smooth images
-            or tones. Where examples are given, dtypes are chosen anew.
-        calibration: for `dtype="int4"`, examples that weights are rounded for, and for `"int8-static"`, examples that show the
-            ranges of images: a list of texts, a list of dictionaries of
-            inputs, or a data loader of such or of tensors. Target is one model then, or a pipeline with one.
-        tokenizer: for texts, where the target has none.
+        config: all settings. Other arguments override its fields if they differ from their defaults.
+        dtype: see `CPUAccelConfig`.
+        compile: see `CPUAccelConfig`.
+        examples: the inputs to measure `accuracy` on, a list or an iterable such as a `DataLoader`, of which 64 are used. Each is
+            a dict of inputs, a tensor or a tuple of tensors. Pipelines, and models that were loaded with their tokenizer or
+            processor, also accept texts, images or audio. None for built-in examples: texts if there is a tokenizer, or else
+            random token ids, smooth images or tones. Passing examples chooses the dtypes again.
+        calibration: the inputs to calibrate on, for `dtype="int4"` (rounding of weights) and `dtype="int8-static"` (ranges of
+            images): a list of texts, a list of dicts of inputs, or a data loader of dicts or tensors. The target must be one
+            model, or a pipeline with one model.
+        tokenizer: a tokenizer for texts, if the target has none.
+        options: further fields of `CPUAccelConfig`.
 
     Returns:
-        `target` itself. With the settings it was accelerated with already, nothing happens; with others it is restored
-        and accelerated anew.
+        `target`, which is changed in place.
 
     Raises:
         TypeError: a target that is not supported, an unknown option, or a value of the wrong type.
-        ValueError: a value that is not accepted, or a model that cannot be accelerated as it is; the message says what
-            to do. After any exception the target is as it was, except that one accelerated with other settings may
-            have been restored.
+        ValueError: a value that is not accepted, or a model that cannot be accelerated; the message contains the remedy. After
+            an exception the target is unchanged, except that a target with other settings may have been restored.
     """
     settings = resolve(config, dtype=dtype, compile=compile, **options)
     check_examples(examples, settings.accuracy)
@@ -83,13 +85,17 @@ def accelerate_for_cpu(
 
 
 def restore(target: T) -> T:
-    """Undo `accelerate_for_cpu`: original modules, weights and configs, outputs bit for bit as before.
+    """Undo `accelerate_for_cpu`: restore the original modules, weights and configs, so that outputs are bit-identical.
 
-    A target that is not accelerated is returned as it is.
+    Args:
+        target: an accelerated target; one that is not accelerated stays unchanged.
+
+    Returns:
+        `target`, which is changed in place.
 
     Raises:
-        RuntimeError: the original weights are gone (`originals="drop"`); the target stays accelerated.
-        ValueError: `target` is a part of an accelerated model, which has to be restored as a whole.
+        RuntimeError: the original weights were dropped (`originals="drop"`); the target stays accelerated.
+        ValueError: `target` is a part of an accelerated model; restore the whole model.
     """
     with lock:
         roots = find(target)
@@ -111,7 +117,25 @@ def accelerated(
     examples: Iterable[Any] | None = None,
     **options: Any,
 ) -> Iterator[T]:
-    """`with accelerated(model) as model:` accelerates on entry, and on exit brings back the state before."""
+    """Accelerate `target` inside a context, and bring back its earlier state at the end.
+
+        with accelerated(model, dtype="int8") as fast:
+            fast(**inputs)
+
+    Args:
+        target: see `accelerate_for_cpu`.
+        config: see `accelerate_for_cpu`.
+        dtype: see `CPUAccelConfig`.
+        compile: see `CPUAccelConfig`.
+        examples: see `accelerate_for_cpu`.
+        options: further arguments of `accelerate_for_cpu`.
+
+    Yields:
+        `target`, accelerated.
+
+    Raises:
+        TypeError, ValueError: see `accelerate_for_cpu`.
+    """
     before = [acceleration_of(root.module) for root in find(target)]
     earlier = before[0] if before else None
     accelerate_for_cpu(target, config, dtype=dtype, compile=compile, examples=examples, **options)
@@ -121,18 +145,24 @@ def accelerated(
         if earlier is None:
             restore(target)
         else:
-            # Dtypes that were chosen for an accuracy are not searched anew.
+            # Dtypes that were chosen for an accuracy are used again without a search.
             choices = [None if state is None else next(iter(state.plan.choices), None) for state in before]
             _accelerate(target, find(target), earlier.config, earlier.calibration, choices=choices)
 
 
 def explain(target: object) -> Plan:
-    """What was replaced by what, and what was left and why; print it, or take `.to_dict()`.
+    """Return the plan of an accelerated target: the modules that were replaced, and the reasons of those that were left.
+
+    Args:
+        target: an accelerated target; the plan of another target is empty.
+
+    Returns:
+        The plan. Print it for a table, or call `to_dict()`; in a notebook it shows as a tree.
 
     Raises:
-        ValueError: `target` is a part of an accelerated model: explain that model.
+        ValueError: `target` is a part of an accelerated model; explain the whole model.
     """
-    found, roots = [], find(target)
+    plan_list, roots = [], find(target)
     for root in roots:
         _check_whole(root.module)
         for part in accelerated_parts(root.module):
@@ -144,10 +174,10 @@ def explain(target: object) -> Plan:
                 from hf_cpu_accel.compiler.background.attach import with_compiled
 
                 plan = with_compiled(plan, acceleration)
-            found.append(plans.under(root.name, plan))
-    if not found:
+            plan_list.append(plans.under(root.name, plan))
+    if not plan_list:
         return plans.nothing(threads=torch.get_num_threads())
-    return with_gain(plans.join(found), roots[0].module)
+    return with_gain(plans.join(plan_list), roots[0].module)
 
 
 def _accelerate(
@@ -158,29 +188,38 @@ def _accelerate(
     examples: Iterable[Any] | None = None,
     choices: Sequence[Choice | None] | None = None,
 ) -> None:
-    """`choices`: those that were made before for `settings.accuracy`, for each root."""
-    # Where nothing counts versions, and packed weights could be used nowhere else, layers would not be recognized.
+    """Accelerate the models of a target.
+
+    Args:
+        target: the target.
+        roots: its models.
+        settings: the settings.
+        calibration: calls to calibrate on.
+        examples: see `accelerate_for_cpu`.
+        choices: earlier choices of dtypes for `settings.accuracy`, one per model.
+    """
+    # Tensors of inference mode have no version counters, and packed weights could not be used outside of it.
     with lock, torch.inference_mode(False):
-        others = [
+        changed = [
             root
             for root in roots
             if examples is not None or not _has_settings(root.module, settings, calibration)
         ]
-        if others:
-            for root in others:
+        if changed:
+            for root in changed:
                 _check(root)
             models = [(root.name, root.module) for root in roots]
             check_patterns(models, settings.skip_modules, argument="skip_modules")
             check_patterns(models, dict(settings.dtypes), argument="dtypes")
             if settings.accuracy is not None:
-                others = list(roots)  # what one is called with comes from the others
+                changed = list(roots)  # the inputs of a model come from the other models
                 if choices is None or not any(choices):
                     from hf_cpu_accel.accuracy.choose import choose
 
-                    choices = choose(target, others, settings, examples, calibration)
-                accelerate_roots(others, settings, choices=choices, calibration=calibration)
+                    choices = choose(target, changed, settings, examples, calibration)
+                accelerate_roots(changed, settings, choices=choices, calibration=calibration)
             else:
-                accelerate_roots(others, settings, calibration=calibration)
+                accelerate_roots(changed, settings, calibration=calibration)
         elif settings.threads is not None:
             apply_threads(settings.threads)
         follow_pipeline(target)
@@ -198,8 +237,7 @@ def _has_settings(module: nn.Module, settings: CPUAccelConfig, calibration: tupl
 
 
 def _is_as_packed(acceleration: Acceleration, settings: CPUAccelConfig) -> bool:
-    """Whether `settings` ask for nothing that the file of a packed model does not say: it has no originals to be kept or dropped,
-    and threads are no matter of the file."""
+    """Return whether a packed file already has these settings. Originals and threads do not matter: the file has no originals."""
     dtype = "auto" if settings.dtype == acceleration.plan.dtype else settings.dtype
     return replace(settings, dtype=dtype, threads=None, originals="disk") == CPUAccelConfig()
 
@@ -211,10 +249,11 @@ def _calibration(
     calibration: Iterable[Any] | None,
     tokenizer: Any,
 ) -> tuple[Example, ...]:
-    """The calls that weights are to be rounded for.
+    """Return the calls to calibrate on.
 
     Raises:
-        TypeError, ValueError: see `rewrite.core.calibration`; or there is nothing to be rounded for them.
+        TypeError: see `rewrite.core.calibration`.
+        ValueError: see `rewrite.core.calibration`; or the settings need no calibration.
     """
     static = settings.dtype == "int8-static"
     if calibration is None:
@@ -224,11 +263,11 @@ def _calibration(
     rounded = static or "int4" in (settings.dtype, *dict(settings.dtypes).values())
     if settings.accuracy is None and not rounded:
         raise ValueError(
-            f"calibration rounds four-bit weights or shows ranges, and dtype={settings.dtype!r}: ask for 'int4' or 'int8-static'"
+            f"calibration is not supported with dtype={settings.dtype!r}: use dtype='int4' or 'int8-static', or leave it out"
         )
     if len(roots) != 1:
         raise ValueError(
-            f"calibration is for one model, and a {type(target).__name__} has {len(roots)}: accelerate them one by one"
+            f"calibration supports one model, but this {type(target).__name__} has {len(roots)}: accelerate its models one by one"
         )
     return calibration_examples(calibration, roots[0].module, tokenizer or getattr(target, "tokenizer", None))
 
@@ -241,6 +280,5 @@ def _check(root: Root) -> None:
 def _check_whole(module: nn.Module) -> None:
     if belongs_to_accelerated(module):
         raise ValueError(
-            f"target: this {type(module).__name__} is a part of an accelerated model: "
-            "explain or restore that model as a whole"
+            f"target is a {type(module).__name__} inside of an accelerated model: explain or restore the whole model"
         )

@@ -1,4 +1,4 @@
-"""`CPUAccelConfig`: what to do, as a frozen value that goes to JSON and back."""
+"""`CPUAccelConfig`: the settings of `accelerate_for_cpu`, as a frozen dataclass that converts to and from JSON."""
 
 from __future__ import annotations
 
@@ -20,65 +20,84 @@ KV_CACHES = ("auto", "float32", "bfloat16", "int8")
 REORDER = ("none", "degree", "rcm")
 PROVIDERS = ("auto", "own")
 
-# Those for which a model is run on examples first. They are of whole models, not of single modules.
+# dtypes that need calibration on examples. They apply to a whole model, not to single modules.
 CALIBRATED_DTYPES = ("int8-static",)
 STATIC_RANGES = ("min-max", "percentile", "squared-error")
 
 
 @dataclass(frozen=True)
 class CPUAccelConfig:
-    """How a model is accelerated.
+    """The settings of `accelerate_for_cpu`.
 
     Args:
-        dtype: the type of the packed weights and of the matrix products: `"float32"`, `"bfloat16"`, `"int8"` (weights per
-            output channel, activations per token, at run time), `"int8-weight"` (the same weights, activations in 16
-            bits), `"int4"` (4-bit weights in groups, activations as for int8), `"int8-static"` (as int8, and images pass in 8
-            bits between convolutions, in ranges that `calibration=` shows) or `"auto"`: bfloat16 where the CPU computes
-            it faster than float32, for models that generate, and for weights that are bfloat16 already; else float32.
-            Accumulation, norms and softmax are float32 always.
-        dtypes: {module path or shell-style pattern: dtype} of parts that are to be packed in another than `dtype`, with all that is
-            below them; where several patterns match, the last one decides. Linears that would lie in one packed weight (query, key
-            and value) are packed apart where theirs differ.
-        accuracy: more than 0 and less than 1, instead of a dtype: the fastest dtype of each layer is chosen with which no row of
-            outputs has a smaller cosine to the eager model's on the examples; of causal language models, with which their
-            perplexity on the examples is at most `1 / accuracy` of the eager model's. See `accelerate_for_cpu` for the examples.
-        compile: what is done with blocks that were not fused whole: `"background"`: a child process of lowest priority compiles
-            them while the packed layers serve, and they are exchanged between two calls where the compiled form agrees and was
-            faster; `"now"`: the first call waits for that; `"off"`: nothing; `"auto"` means off.
-        compiled_bundle: a folder that `hf-cpu-accel compile --bundle` wrote: what `compile` would compile is looked for there, too.
-        trust_compiled: must be True for `compiled_bundle`, which is machine code that runs as this process: say so only of a
-            folder whose maker you trust.
-        threads: the number of intra-op threads, or None to take it from affinity, cgroup quota and physical cores.
-        skip_modules: module paths, or shell-style patterns of them (`"*.pooler"`), that are left alone with all
-            that is below them.
-        verify: compare each replacement with the module it replaces on a small random input, and leave the original in place
-            where they differ. With `"first"` the first real call of each fused part is compared with its own forward, too, and
-            a part that differs by more than is published goes back to that, with a warning; it takes as long as one forward.
-            `True` does without that, and False compares nothing.
-        int4_group: how many input features of an int4 weight share a multiplier: 32 (4.25 bits per weight), 64 or 128.
-        head_dtype: of the linear that scores the words of a vocabulary: one of the dtypes, or `"auto"`: 8 bits for int4, else as
-            `dtype` says.
-        originals: where the weights wait for `restore` if packing loses information (all but float32): `"disk"` (in the
-            checkpoint, if they are mapped from it as they are, else in a file that vanishes with the process), `"memory"`, or
-            `"drop"` (`restore` is then refused).
-        providers: `"auto"`: where torch's own oneDNN or BLAS was measured to be more than 3 % faster than our kernels, it
-            serves; or `"own"`: our kernels always, and nothing is measured.
+        dtype: dtype of the packed weights and of the matrix products. Accumulation, norms and softmax are always float32.
 
-        padding: `"skip"`: fused layers compute the tokens of a padded batch only (decoders: one padded on the left), and what
-            stands at the padding comes out as zeros; `"compute"`: hidden states of the padding too, as the original gives them.
-        kv_cache: what the keys and values of generated text are stored in: `"float32"`, `"bfloat16"`, `"int8"` (8 bits per
-            token and head, and a float32 for each vector), or `"auto"`: bfloat16 where the weights are packed narrower than
-            float32 and the attention is ours, else as the model computes them.
+            - `"auto"`: bfloat16 if the CPU computes it faster than float32, for models that generate, and for bfloat16 weights;
+              or else float32.
+            - `"float32"`, `"bfloat16"`.
+            - `"int8"`: weights in int8 per output channel; activations are quantized to int8 per token at run time.
+            - `"int8-weight"`: weights as for int8, activations in 16 bits.
+            - `"int4"`: weights in 4 bits per group, activations as for int8.
+            - `"int8-static"`: as int8, and images pass between convolutions in int8, with ranges from `calibration=`.
+        dtypes: {module path or shell-style pattern: dtype} of modules with another dtype, including all modules below them. If
+            several patterns match, the last one wins. Linears that share a packed weight (query, key and value) are packed
+            separately if their dtypes differ.
+        accuracy: a number between 0 and 1 that replaces `dtype`. Each layer gets the fastest dtype with which all rows of outputs
+            have at least this cosine to the outputs of the eager model on the examples. For causal language models, the perplexity
+            is at most `1 / accuracy` of the eager one instead. See `accelerate_for_cpu` for the examples.
+        compile: whether to compile blocks that are not fused.
 
-        reorder: graph models are given their nodes in another order, and give their outputs in the caller's: `"degree"` (most
-            neighbors first), `"rcm"` (reverse Cuthill-McKee, needs scipy), or `"none"`. For graphs with structure that their
-            numbering does not show ("rcm" helped there, "degree" did not); measure before use.
+            - `"auto"`, `"off"`: do not compile.
+            - `"now"`: the first call waits until the blocks are compiled.
+            - `"background"`: a child process of lowest priority compiles them while the packed layers run. A block switches to its
+              compiled form between two calls if the form agrees and is faster.
+        compiled_bundle: a folder written by `hf-cpu-accel compile --bundle`, in which `compile` looks for compiled blocks.
+        trust_compiled: must be True with `compiled_bundle`, which contains machine code that runs in this process. Use only folders
+            from sources that you trust.
+        threads: number of intra-op threads; None to choose it from affinity, cgroup quota and physical cores.
+        skip_modules: module paths or shell-style patterns (`"*.pooler"`) of modules to leave as they are, including all modules
+            below them.
+        verify: how to compare replacements with the modules they replace.
 
-        static_range: which range images in 8 bits have for `"int8-static"`: `"min-max"` of the examples' values, the
-            `"percentile"` that 99.99 % of them lie in, or that of the least `"squared-error"`.
+            - `True`: compare on a small random input when accelerating. A module whose replacement differs is left as it is.
+            - `"first"`: also compare the first call of each fused layer with its original forward. A layer that differs by more
+              than the documented bounds runs its original forward from then on, with a warning. The comparison takes as long as
+              one forward pass.
+            - `False`: compare nothing.
+        int4_group: group size of int4, the number of input features that share a scale: 32 (4.25 bits per weight), 64 or 128.
+        head_dtype: dtype of the language modeling head: one of the dtypes, or `"auto"`: int8 for int4, or else as `dtype`.
+        originals: where to store the original weights for `restore`, if packing loses information (all dtypes except float32).
+
+            - `"disk"`: in the checkpoint if the weights are mapped from it unchanged, or else in a file that is deleted with the
+              process.
+            - `"memory"`: in memory.
+            - `"drop"`: nowhere; `restore` raises an error.
+        providers: which kernels to use for matrix products and convolutions.
+
+            - `"auto"`: the oneDNN or BLAS of PyTorch for sizes for which it was measured to be more than 3 % faster, or else the
+              kernels of this package.
+            - `"own"`: only the kernels of this package; nothing is measured.
+        padding: what fused layers compute for padding in a batch (for decoders only with left padding).
+
+            - `"skip"`: nothing; hidden states at padding are zeros.
+            - `"compute"`: hidden states of the padding like the original model.
+        kv_cache: dtype of the KV cache of generated text.
+
+            - `"float32"`, `"bfloat16"`.
+            - `"int8"`: 8 bits, with a float32 scale per token and head.
+            - `"auto"`: bfloat16 if the weights are packed in fewer than 32 bits and the attention is fused, or else the dtype of
+              the model.
+        reorder: how to reorder the nodes of graphs; outputs keep the order of the caller. It helps graphs with a structure that
+            their numbering does not reflect; measure before use.
+
+            - `"none"`: do not reorder.
+            - `"degree"`: nodes with most neighbors first.
+            - `"rcm"`: reverse Cuthill-McKee; needs scipy.
+        static_range: how to choose the ranges of images for `"int8-static"`: `"min-max"` of the values in the examples, the
+            `"percentile"` that contains 99.99 % of them, or the range with the least `"squared-error"`.
 
     Raises:
-        ValueError: a value outside of the accepted ones.
+        ValueError: a value that is not accepted.
         TypeError: a value of the wrong type.
     """
 
@@ -125,12 +144,12 @@ class CPUAccelConfig:
         if self.compiled_bundle is not None:
             _check_bundle(self.compiled_bundle, self.trust_compiled)
             object.__setattr__(self, "compiled_bundle", str(self.compiled_bundle))
-        # JSON has no tuples, so lists are taken and stored as tuples: equality and hashing depend on it.
+        # JSON has no tuples, so lists are accepted. They are stored as tuples, for equality and hashing.
         object.__setattr__(self, "skip_modules", _as_patterns(self.skip_modules))
         object.__setattr__(self, "dtypes", _as_dtypes(self.dtypes))
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields as plain JSON types."""
+        """Return the fields as plain JSON types."""
         fields = dataclasses.asdict(self)
         fields["skip_modules"] = list(self.skip_modules)
         fields["dtypes"] = [list(pair) for pair in self.dtypes]  # in a dict JSON would sort them
@@ -138,29 +157,36 @@ class CPUAccelConfig:
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> CPUAccelConfig:
-        """The inverse of `to_dict`.
+        """Create a configuration from the result of `to_dict`.
 
         Raises:
             ValueError: a field that does not exist, or a value that is not accepted.
-            TypeError: `fields` is not a mapping.
+            TypeError: `fields` is not a mapping, or a value has the wrong type.
         """
         if not isinstance(fields, Mapping):
             raise TypeError(f"fields must be a mapping of {cls.__name__} fields, got {type(fields).__name__}")
-        known = [field.name for field in dataclasses.fields(cls)]
-        unknown = sorted(set(fields) - set(known))
+        names = [field.name for field in dataclasses.fields(cls)]
+        unknown = sorted(set(fields) - set(names))
         if unknown:
-            raise ValueError(f"unknown {cls.__name__} field {unknown[0]!r}, accepted: {', '.join(known)}")
+            raise ValueError(f"unknown {cls.__name__} field {unknown[0]!r}, accepted: {', '.join(names)}")
         return cls(**fields)
 
     def to_json(self) -> str:
+        """Return the fields as JSON text."""
         return json.dumps(self.to_dict(), indent=2, sort_keys=True) + "\n"
 
     @classmethod
     def from_json(cls, text: str) -> CPUAccelConfig:
+        """Create a configuration from the result of `to_json`.
+
+        Raises:
+            ValueError: text that is not JSON, a field that does not exist, or a value that is not accepted.
+            TypeError: a value of the wrong type.
+        """
         return cls.from_dict(json.loads(text))
 
     def save(self, directory: str | Path) -> Path:
-        """Write `cpu_accel_config.json` into `directory` (created if needed) and return its path."""
+        """Write `cpu_accel_config.json` to `directory`, which is created if needed, and return the path of the file."""
         path = Path(directory) / FILE_NAME
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(self.to_json(), encoding="utf-8")
@@ -171,23 +197,24 @@ class CPUAccelConfig:
         """Read `cpu_accel_config.json` from `directory`.
 
         Raises:
-            FileNotFoundError: there is none.
+            FileNotFoundError: the directory has no such file.
+            ValueError, TypeError: see `from_json`.
         """
         return cls.from_json((Path(directory) / FILE_NAME).read_text(encoding="utf-8"))
 
 
 def resolve(config: CPUAccelConfig | None, **options: Any) -> CPUAccelConfig:
-    """`config` (None for the defaults), overridden by the `options` that are not at their defaults.
+    """Return `config` (None for the defaults), overridden by the `options` that differ from their defaults.
 
     Raises:
-        TypeError: `config` is something else, or an option does not exist.
+        TypeError: `config` is not a `CPUAccelConfig`, or an option does not exist.
         ValueError: a value that is not accepted.
     """
     if config is None:
         config = CPUAccelConfig()
     elif not isinstance(config, CPUAccelConfig):
         raise TypeError(
-            f"config is a {type(config).__name__}, expected a CPUAccelConfig; a dtype goes in dtype=..."
+            f"config is a {type(config).__name__}, expected a CPUAccelConfig; pass a dtype as dtype=..."
         )
     defaults = {field.name: field.default for field in dataclasses.fields(CPUAccelConfig)}
     unknown = sorted(set(options) - set(defaults))
@@ -208,11 +235,13 @@ def _check_bundle(bundle: object, trusted: bool) -> None:
     if not isinstance(bundle, str | Path):
         raise TypeError(f"compiled_bundle={bundle!r}: expected the path of a folder")
     if not Path(bundle).is_dir():
-        raise ValueError(f"compiled_bundle={str(bundle)!r}: there is no such folder")
+        raise ValueError(
+            f"compiled_bundle={str(bundle)!r} does not exist: expected a folder from hf-cpu-accel compile --bundle"
+        )
     if not trusted:
         raise ValueError(
-            f"compiled_bundle={str(bundle)!r} holds machine code that would run as this process: "
-            "pass trust_compiled=True if you trust who made it"
+            f"compiled_bundle={str(bundle)!r} contains machine code that would run in this process: "
+            "pass trust_compiled=True if you trust its source"
         )
 
 
@@ -220,9 +249,11 @@ def _check_threads(threads: object) -> None:
     if threads is None:
         return
     if isinstance(threads, bool) or not isinstance(threads, int):
-        raise TypeError(f"threads={threads!r}: expected a positive integer, or None to choose by the machine")
+        raise TypeError(
+            f"threads={threads!r}: expected a positive integer, or None to choose for the machine"
+        )
     if threads < 1:
-        raise ValueError(f"threads={threads}: expected at least 1, or None to choose by the machine")
+        raise ValueError(f"threads={threads}: expected at least 1, or None to choose for the machine")
 
 
 def _check_accuracy(accuracy: object, dtype: str) -> None:
@@ -234,7 +265,7 @@ def _check_accuracy(accuracy: object, dtype: str) -> None:
         raise ValueError(f"accuracy={accuracy!r}: expected more than 0 and less than 1, such as 0.99")
     if dtype != "auto":
         raise ValueError(
-            f"accuracy={accuracy!r} chooses the dtypes, and dtype={dtype!r} was given, too: leave it at 'auto'"
+            f"accuracy={accuracy!r} chooses the dtypes, so dtype={dtype!r} is not accepted with it: leave dtype at 'auto'"
         )
 
 
@@ -248,7 +279,7 @@ def _as_dtypes(dtypes: object) -> tuple[tuple[str, str], ...]:
         )
     for pattern, dtype in pairs:
         _check_choice(f"dtypes[{pattern!r}]", dtype, DTYPES[1:])
-    return tuple(dict(reversed(pairs)).items())[::-1]  # of two that are alike the last one
+    return tuple(dict(reversed(pairs)).items())[::-1]  # the last of two equal patterns
 
 
 def _as_patterns(patterns: object) -> tuple[str, ...]:
@@ -258,5 +289,5 @@ def _as_patterns(patterns: object) -> tuple[str, ...]:
         )
     for pattern in patterns:
         if not isinstance(pattern, str):
-            raise TypeError(f"skip_modules holds {pattern!r}: expected module paths as strings")
+            raise TypeError(f"skip_modules contains {pattern!r}: expected module paths as strings")
     return tuple(sorted(patterns) if isinstance(patterns, set | frozenset) else patterns)

@@ -1,7 +1,7 @@
-"""Loads the kernel library, or says why it could not be loaded.
+"""Load the kernel library, and report why it could not be loaded.
 
-`torch.ops.hf_cpu_accel.*` exists in both cases: without the library the plain-torch references serve under the same names (see
-`ops/registry.py`), slower but with the same answers.
+`torch.ops.hf_cpu_accel.*` exists in both cases. Without the library, reference implementations in plain PyTorch run under the same
+names (see `ops/registry.py`). They are slower, but return the same results.
 """
 
 from __future__ import annotations
@@ -15,14 +15,16 @@ import torch
 
 @dataclass(frozen=True)
 class ExtensionStatus:
-    """Attributes:
-    loaded: whether the C++ kernels serve.
-    error: why they do not, None if they do.
-    tier: instruction-set tier chosen at load: "generic", "avx2", "avx2_vnni", "avx512", "avx512_vnni", "avx512_bf16", "amx"
-        ("amx_emulated" where it is asked for), on ARM "generic", "neon_dotprod", "neon_i8mm_bf16"; None if not loaded.
-    bf16_dot: bfloat16 GEMMs use the CPU's products of bfloat16: by AMX, or because they measured faster than float32 FMA.
-    path: the library file, None if there is none.
-    without_tiles: why AMX is not used although nothing forbids it, None if it is or was not asked for.
+    """The state of the kernel library.
+
+    Attributes:
+        loaded: True if the C++ kernels run.
+        error: why the library is not loaded; None if it is.
+        tier: instruction tier chosen at load: "generic", "avx2", "avx2_vnni", "avx512", "avx512_vnni", "avx512_bf16" or "amx"
+            ("amx_emulated" on request), on ARM "generic", "neon_dotprod" or "neon_i8mm_bf16"; None if not loaded.
+        bf16_dot: True if bfloat16 GEMMs use the CPU's bfloat16 products: with AMX, or if they measured faster than float32 FMA.
+        path: path of the library file; None if there is none.
+        without_tiles: why AMX tiles are not available although the tier includes them; None if they are, or were not requested.
     """
 
     loaded: bool
@@ -35,12 +37,12 @@ class ExtensionStatus:
 
 @lru_cache(maxsize=1)
 def status() -> ExtensionStatus:
-    """Load the library once and tell how that went."""
+    """Load the library on the first call, and return its state."""
     library = next(iter(sorted(Path(__file__).parent.glob("_C*.so"))), None)
     if library is None:
         return ExtensionStatus(
             loaded=False,
-            error="the kernels were not built; reinstall with a C++ compiler present "
+            error="the kernels were not built; reinstall the package with a C++ compiler "
             "(HF_CPU_ACCEL_REQUIRE_EXTENSION=1 pip install -e . shows the compiler's message)",
             tier=None,
             bf16_dot=False,
@@ -52,7 +54,7 @@ def status() -> ExtensionStatus:
         message = f"{library.name} does not load with torch {torch.__version__}: {error}"
         return ExtensionStatus(loaded=False, error=message, tier=None, bf16_dot=False, path=str(library))
     ops = torch.ops.hf_cpu_accel
-    # With another backend than OpenMP the fused ops use one thread: see csrc/team.h.
+    # Without the OpenMP backend, the fused ops use one thread: see csrc/team.h.
     ops.run_together("ATen parallel backend: OpenMP" in torch.__config__.parallel_info())
     return ExtensionStatus(
         loaded=True,

@@ -1,4 +1,4 @@
-"""Deprecated: the same names are in `hf_cpu_accel.runtime.hardware`."""
+"""Deprecated: use `hf_cpu_accel.runtime.hardware`, which has the same names."""
 
 import warnings
 from typing import Any
@@ -9,7 +9,7 @@ from hf_cpu_accel.runtime import hardware
 def __getattr__(name: str) -> Any:
     value = getattr(hardware, name)
     warnings.warn(
-        f"hf_cpu_accel.hardware.{name} has moved to hf_cpu_accel.runtime.hardware",
+        f"hf_cpu_accel.hardware.{name} is deprecated; use hf_cpu_accel.runtime.hardware.{name}",
         DeprecationWarning,
         stacklevel=2,
     )

@@ -1,12 +1,12 @@
-"""From models to accelerated ones and back, and what has to happen in between: methods that are called on the originals.
+"""Accelerate and restore models, and run methods that change weights on the original models.
 
-LoRA adapters are put into plain linears and convolutions, fusing one writes to their weights, and a vocabulary is resized in plain
-embeddings. Packed weights would be missed by the first and out of date after the others, so around such a call the model is
-restored and accelerated anew. A model inside of the accelerated one refuses such calls before anything has changed.
+LoRA adapters replace plain linears and convolutions, fusing an adapter writes to their weights, and resizing a vocabulary changes
+plain embeddings. Packed layers would be missed or out of date. So the model is restored before such a call and accelerated again
+after it. A model inside of an accelerated one rejects such calls before anything changes.
 
-Pipelines of diffusers change the layers of their models directly, too: `lora.py` has their methods do the same. A pipeline that was
-made of models which another one has accelerated has no such methods; for it, text encoders keep plain what adapters are made of and
-lie around (`hosts/peft.py`).
+Diffusers pipelines change the layers of their models directly; `lora.py` does the same for their methods. A pipeline that shares
+models with another, accelerated pipeline has no such methods. For it, text encoders keep the plain modules that adapters need
+(`hosts/peft.py`).
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from hf_cpu_accel.rewrite.core.packed_source import PackedSource
 from hf_cpu_accel.runtime.fork import new_reentrant_lock
 from hf_cpu_accel.runtime.threads import apply_threads
 
-lock = new_reentrant_lock()  # one model is accelerated or restored at a time
+lock = new_reentrant_lock()  # models are accelerated and restored one at a time
 
-_OF_DIFFUSERS = "load_lora_adapter"
-_OF_TRANSFORMERS = "load_adapter"
-_OF_ADAPTERS = (
-    _OF_DIFFUSERS,
-    _OF_TRANSFORMERS,
+_DIFFUSERS_METHOD = "load_lora_adapter"
+_TRANSFORMERS_METHOD = "load_adapter"
+_ADAPTER_METHODS = (
+    _DIFFUSERS_METHOD,
+    _TRANSFORMERS_METHOD,
     "add_adapter",
     "set_adapter",
     "set_adapters",
@@ -54,10 +54,10 @@ _OF_ADAPTERS = (
     "unfuse_lora",
     "unload_lora",
 )
-_RESIZES = "resize_token_embeddings"
-# Methods of transformers' models that write to weights, put others in their place, or set what training reads in layers.
-_OF_WEIGHTS = (
-    _RESIZES,
+_RESIZE_METHOD = "resize_token_embeddings"
+# Methods of transformers models that write or replace weights, or change settings of layers for training.
+_WEIGHT_METHODS = (
+    _RESIZE_METHOD,
     "resize_position_embeddings",
     "tie_weights",
     "set_input_embeddings",
@@ -84,17 +84,19 @@ def accelerate_roots(
     choices: Sequence[Choice | None] | None = None,
     calibration: Sequence[Example] = (),
 ) -> None:
-    """`accelerate_for_cpu` for models that were found and checked; those with other settings are restored first.
+    """Accelerate models that were found and checked; models with other settings are restored first.
 
     Args:
-        saved: where the packed weights of the one model come from, as for `apply_stages`.
-        choices: for each model what was chosen for `settings.accuracy`.
-        calibration: what four-bit weights of the one model are rounded for.
+        roots: the models.
+        settings: the settings.
+        saved: the packed weights of a single model from a file, as for `apply_stages`.
+        choices: the choices of dtypes for `settings.accuracy`, one per model.
+        calibration: the calls to calibrate a single model on.
     """
     with lock:
         restore_roots(roots)
         before = torch.get_num_threads()
-        begun: list[nn.Module] = []
+        started: list[nn.Module] = []
         try:
             threads = apply_threads(settings.threads)
             changed = ThreadCount(before, torch.get_num_threads())
@@ -102,7 +104,7 @@ def accelerate_roots(
                 plan = plans.make(
                     settings, root.module, threads=threads.count, thread_reason=threads.reason, choice=choice
                 )
-                begun.append(root.module)
+                started.append(root.module)
                 acceleration = apply_stages(
                     root.module,
                     plan,
@@ -122,16 +124,16 @@ def accelerate_roots(
         except BaseException:
             with Uninterrupted():
                 ThreadCount(before, torch.get_num_threads()).undo()
-                for module in reversed(begun):
+                for module in reversed(started):
                     undo(module)
             raise
 
 
 def restore_roots(roots: Sequence[Root]) -> None:
-    """Undo what is accelerated of them.
+    """Restore the accelerated models among `roots`, and accelerated models inside of them.
 
     Raises:
-        RuntimeError: the original weights of one are gone (`originals="drop"`); it stays accelerated.
+        RuntimeError: the original weights of a model were dropped (`originals="drop"`); it stays accelerated.
     """
     with lock:
         for root in roots:
@@ -141,10 +143,10 @@ def restore_roots(roots: Sequence[Root]) -> None:
 
 @contextmanager
 def on_originals(models: Sequence[nn.Module]) -> Iterator[None]:
-    """`with on_originals(models):` has what is accelerated of them restored on entry, and accelerated anew on exit.
+    """Restore models inside a context, and accelerate them again at its end.
 
     Raises:
-        RuntimeError: the original weights of one are gone (`originals="drop"`); all stay accelerated.
+        RuntimeError: the original weights of a model were dropped (`originals="drop"`); all models stay accelerated.
     """
     parts = dict.fromkeys(part for model in models for part in accelerated_parts(model))
     before = [(part, acceleration) for part in parts if (acceleration := acceleration_of(part)) is not None]
@@ -162,10 +164,10 @@ def on_originals(models: Sequence[nn.Module]) -> Iterator[None]:
 
 
 class OnTheOriginal(Override):
-    """A method that is called on models as they were before they were accelerated.
+    """A method that runs on the original models.
 
     Raises:
-        RuntimeError: the original weights are gone (`originals="drop"`); the models stay as they are.
+        RuntimeError: the original weights were dropped (`originals="drop"`); the models stay unchanged.
     """
 
     def __init__(self, owner: Any, name: str) -> None:
@@ -173,7 +175,7 @@ class OnTheOriginal(Override):
         super().__init__(owner)
 
     def models(self) -> Sequence[nn.Module]:
-        """Those that the method may change; the accelerated ones among them are restored meanwhile."""
+        """Return the models that the method may change; accelerated ones are restored during the call."""
         return (self.model,)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -184,17 +186,17 @@ class OnTheOriginal(Override):
         return result if path is None else self.model.get_submodule(path)
 
     def _path_of(self, result: Any) -> str | None:
-        """The path of a module that the method returns, such as resized embeddings: another one may be there from now on."""
+        """Return the path of a module that the method returns, such as resized embeddings, which acceleration may replace."""
         if not isinstance(result, nn.Module) or not isinstance(self.model, nn.Module):
             return None
         return next((path for path, module in self.model.named_modules() if module is result), None)
 
 
 class RefusedInside(Override):
-    """A method of a model inside of an accelerated one, which does not know the latter.
+    """A method of a model inside of an accelerated one, which cannot restore the outer model.
 
     Raises:
-        RuntimeError: always, with the model untouched.
+        RuntimeError: always, before anything changes.
     """
 
     def __init__(self, model: nn.Module, name: str) -> None:
@@ -204,12 +206,12 @@ class RefusedInside(Override):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         raise RuntimeError(
             f"{self.name} of this {type(self.model).__name__} would change weights that are packed in an accelerated model: call "
-            f"{self.name} of the accelerated model, or call hf_cpu_accel.restore, change it, and accelerate again"
+            f"{self.name} of the accelerated model, or restore it, call {self.name}, and accelerate it again"
         )
 
 
 def _follow_writers(root: nn.Module, journal: Journal) -> None:
-    """Have the methods of the root that write to weights called on the original; models inside of it refuse them."""
+    """Make the methods that write weights run on the original root; models inside of it reject them."""
     for module in list(root.modules()):
         kind = OnTheOriginal if module is root else RefusedInside
         for name in _writers(type(module)):
@@ -217,7 +219,7 @@ def _follow_writers(root: nn.Module, journal: Journal) -> None:
 
 
 def _writers(cls: type[nn.Module]) -> Iterator[str]:
-    """The names of the methods of a host's model that write to its weights."""
-    takes_adapters = hasattr(cls, _OF_DIFFUSERS) or hasattr(cls, _OF_TRANSFORMERS)
-    names = (*_OF_ADAPTERS, *_OF_WEIGHTS) if hasattr(cls, _RESIZES) else _OF_ADAPTERS
-    return (name for name in names if takes_adapters and hasattr(cls, name))
+    """Return the names of the methods of a model class that write weights."""
+    has_adapters = hasattr(cls, _DIFFUSERS_METHOD) or hasattr(cls, _TRANSFORMERS_METHOD)
+    names = (*_ADAPTER_METHODS, *_WEIGHT_METHODS) if hasattr(cls, _RESIZE_METHOD) else _ADAPTER_METHODS
+    return (name for name in names if has_adapters and hasattr(cls, name))

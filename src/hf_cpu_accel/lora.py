@@ -1,7 +1,8 @@
-"""Pipelines of diffusers whose methods load, fuse and take out adapters in the layers of their models.
+"""Adapters of diffusers pipelines, whose methods load, fuse and remove them in the layers of their models.
 
-The methods become attributes of the accelerated pipeline that call the class's on the original models: all of them are restored,
-the method does what it does, and all are accelerated anew, once.
+The accelerated pipeline gets attributes that call these methods on the original models: all models are restored, the method runs,
+    and
+all models are accelerated again.
 """
 
 from __future__ import annotations
@@ -25,25 +26,26 @@ _METHODS = (
 )
 
 
-class OfThePipeline(OnTheOriginal):
-    """A method of a pipeline that is called while the models which take adapters are as they were."""
+class PipelineMethod(OnTheOriginal):
+    """A method of a pipeline that runs on the original models that support adapters."""
 
     def models(self) -> Sequence[nn.Module]:
+        """Return the models of the pipeline that support adapters."""
         components = (getattr(self.model, name, None) for name in self.model._lora_loadable_modules)
         return [component for component in components if isinstance(component, nn.Module)]
 
 
 def follow_pipeline(target: Any) -> None:
-    """Have the methods of `target` that change adapters called on the originals, if it is a pipeline that has them."""
+    """Make the adapter methods of `target` run on the original models, if it is a pipeline with adapters."""
     if not hasattr(type(target), "_lora_loadable_modules"):
         return
     for name in _METHODS:
         if hasattr(type(target), name) and name not in vars(target):
-            setattr(target, name, OfThePipeline(target, name))
+            setattr(target, name, PipelineMethod(target, name))
 
 
 def leave_pipeline(target: Any) -> None:
-    """The methods are those of the class again."""
+    """Remove the attributes, so that the methods of the class run again."""
     for name in _METHODS:
-        if isinstance(getattr(target, "__dict__", {}).get(name), OfThePipeline):
+        if isinstance(getattr(target, "__dict__", {}).get(name), PipelineMethod):
             delattr(target, name)

@@ -1,4 +1,4 @@
-"""`Plan`: what was replaced by what, at which dtype, and what was left and why. It is what `explain()` prints."""
+"""`Plan`: the result of `explain()`. It lists the modules that were replaced, their dtypes, and the modules that were left."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ _TABLE_WIDTH = 160
 
 @dataclass(frozen=True)
 class PlanItem:
-    """One module that was considered.
+    """Describe one module: replaced by an op, or left as it is.
 
     Attributes:
-        name: its path in the target.
-        structure: what was recognized (`"linear + activation"`), or the class name if nothing was.
-        op: what serves it now (`"linear"`, `"ffn"`, ...), or `"-"` if it was left.
-        dtype: of the packed weight, or of the computation for ops without one; `"-"` if it was left.
+        name: path of the module in the target.
+        structure: the structure that was recognized (`"linear + activation"`), or else the class name.
+        op: the op that runs it now (`"linear"`, `"ffn"`, ...); `"-"` if the module was left.
+        dtype: dtype of the packed weight, or of the computation for ops without a weight; `"-"` if the module was left.
         packed_bytes: size of the packed weight in bytes.
-        reason: None if it was replaced, else why it was left.
-        provider: by whom and for how many rows it was served so far where not by our kernels (`"oneDNN: 65-128 rows"`), else
-            `"ours"`; `"-"` if it was left.
-        copied_bytes: size of the weight's copies in the layouts of other providers.
+        reason: why the module was left; None if it was replaced.
+        provider: the libraries other than this package that ran it so far, with the numbers of rows
+            (`"oneDNN: 65-128 rows"`). `"ours"` if only this package's kernels ran it; `"-"` if the module was left.
+        copied_bytes: size in bytes of the copies of the weight in the layouts of other providers.
     """
 
     name: str
@@ -46,22 +46,26 @@ class PlanItem:
 
     @classmethod
     def left(cls, name: str, structure: str, reason: str) -> PlanItem:
+        """Return the item of a module that was left as it is."""
         return cls(name, structure, op="-", dtype="-", packed_bytes=0, reason=reason, provider="-")
 
 
 @dataclass(frozen=True)
 class CompiledRegion:
-    """Blocks that are alike, called in one form, and what the compiled tier made of that.
+    """Describe how equal blocks, called with one form of arguments, were compiled.
 
     Attributes:
-        name: the path of the blocks, `*` for their number.
-        blocks: how many there are.
-        state: `"waiting"` (for a call), `"compiling"`, `"measuring"`, `"switched"` or `"level 1"`.
-        reason: why level 1 stays, or some blocks stay with it; None if all were switched.
-        gains: how many times faster than level 1 it was measured to be, one number per size of input.
-        cpu_seconds: spent on compiling, the C++ compiler included.
-        graphs, cached: libraries in use, and how many of them were found on disk.
-        rewrites, ours, rest: of the first graph: {pass: matches}, {op of ours: calls}, {other op: calls}.
+        name: path of the blocks, with `*` for their number.
+        blocks: number of blocks.
+        state: `"waiting"` (for a call), `"compiling"`, `"measuring"`, `"switched"` or `"level 1"` (the packed layers run).
+        reason: why the packed layers still run in all or some blocks; None if all blocks were switched.
+        gains: measured speedups over the packed layers, one per size of input.
+        cpu_seconds: CPU time of compiling in seconds, including the C++ compiler.
+        graphs: number of compiled libraries in use.
+        cached: how many of these libraries were loaded from disk.
+        rewrites: matches of each pass in the first graph, {pass: matches}.
+        ours: ops of this package in the first graph, {op: calls}.
+        rest: other ops in the first graph, {op: calls}.
     """
 
     name: str
@@ -77,28 +81,33 @@ class CompiledRegion:
     rest: dict[str, int] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        gains = ", ".join(f"{gain:.2f}x of level 1" for gain in self.gains)
+        gains = ", ".join(f"{gain:.2f}x" for gain in self.gains)
         cost = "from disk" if self.graphs and self.cached == self.graphs else f"{self.cpu_seconds:.1f} CPU-s"
-        told = [self.state, *([f"({self.reason})"] if self.reason else [])]
-        told += [gains] * bool(gains) + [cost] * bool(self.graphs)
-        return f"compiled: {self.name} x{self.blocks}: {', '.join(told)}"
+        parts = [self.state, *([f"({self.reason})"] if self.reason else [])]
+        parts += [f"speedup {gains}"] * bool(gains) + [cost] * bool(self.graphs)
+        return f"compiled: {self.name} x{self.blocks}: {', '.join(parts)}"
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The settings that were resolved for this machine, and one `PlanItem` per module considered.
+    """Hold the settings that were resolved for this machine, and one `PlanItem` per module.
+
+    Print it for a table, or call `to_dict()`. In a notebook it shows as a tree.
 
     Attributes:
+        items: the modules, in the order of the model.
         dtype: one of `packing.DTYPES`; `"none"` if nothing is accelerated.
         tier: the instruction tier that the kernels use, or `"reference"`.
-        threads, thread_reason: intra-op threads, and the sentence that says why so many.
-        kernels: `"native"`, or `"reference"` if the extension is not loaded and plain torch serves.
-        providers: the sentence that says whether other providers are measured, and where that is kept.
-        compile_state, recompiles: of the compiled tier in a few words, and how often a new form of call was compiled.
-        compiled: the same region by region.
-        config: what was asked for, None if nothing is accelerated.
-        notes: what holds for a model as a whole, in sentences: which padding is computed and why.
-        choices: what was chosen for `accuracy`, where that was asked for: one for each model.
+        threads: number of intra-op threads.
+        thread_reason: why this number of threads, as a sentence.
+        kernels: `"native"`, or `"reference"` if the extension is not loaded and plain PyTorch ops run.
+        providers: whether other providers are measured, and where the results are stored, as a sentence.
+        compile_state: state of compiling in a few words.
+        recompiles: how often a further form of arguments was compiled.
+        compiled: the compiled regions.
+        config: the `CPUAccelConfig` in use; None if nothing is accelerated.
+        notes: sentences about the model as a whole, such as which padding is computed and why.
+        choices: the dtypes chosen for `accuracy=`, one `Choice` per model; empty without `accuracy=`.
     """
 
     items: tuple[PlanItem, ...]
@@ -117,42 +126,48 @@ class Plan:
 
     @property
     def chosen_dtypes(self) -> tuple[tuple[str, str], ...]:
-        """(path, dtype) of what was given another dtype for `accuracy`."""
+        """Return (path, dtype) of each module that `accuracy=` set to a dtype other than the model's."""
         return tuple(pair for choice in self.choices for pair in choice.dtypes)
 
     @property
     def replaced(self) -> tuple[PlanItem, ...]:
+        """Return the modules that were replaced."""
         return tuple(item for item in self.items if item.reason is None)
 
     @property
     def left(self) -> tuple[PlanItem, ...]:
+        """Return the modules that were left as they are."""
         return tuple(item for item in self.items if item.reason is not None)
 
     @property
     def packed_bytes(self) -> int:
+        """Return the size of all packed weights in bytes."""
         return sum(item.packed_bytes for item in self.items)
 
     @property
     def copied_bytes(self) -> int:
+        """Return the size in bytes of all copies of weights for other providers."""
         return sum(item.copied_bytes for item in self.items)
 
     @property
     def packed_dtypes(self) -> dict[str, str]:
-        """{path: dtype} of the modules whose weights are packed."""
+        """Return {path: dtype} of the modules whose weights are packed."""
         return {item.name: item.dtype for item in self.items if item.packed_bytes}
 
     def counts(self) -> dict[str, int]:
-        """How many modules of each structure were replaced."""
+        """Return the number of replaced modules per structure."""
         return dict(Counter(item.structure for item in self.replaced))
 
     def with_items(self, items: tuple[PlanItem, ...]) -> Plan:
+        """Return a copy of the plan with these items."""
         return dataclasses.replace(self, items=items)
 
     def with_notes(self, notes: tuple[str, ...]) -> Plan:
+        """Return a copy of the plan with these notes."""
         return dataclasses.replace(self, notes=notes)
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as plain JSON types."""
+        """Return all attributes as plain JSON types."""
         fields = dataclasses.asdict(self)
         fields["items"] = [dataclasses.asdict(item) for item in self.items]
         fields["config"] = None if self.config is None else self.config.to_dict()
@@ -165,16 +180,16 @@ class Plan:
         if not self.items:
             return self._header() + "\nnothing is accelerated: call accelerate_for_cpu(target) first"
         table = Table(box=None, header_style="bold", pad_edge=False)
-        others = any(item.provider not in ("ours", "-") for item in self.items)
-        for column in ("module", "structure", "op", "dtype", *(["provider"] if others else [])):
+        has_providers = any(item.provider not in ("ours", "-") for item in self.items)
+        for column in ("module", "structure", "op", "dtype", *(["provider"] if has_providers else [])):
             table.add_column(column, overflow="fold")
         table.add_column("packed MB", justify="right")
         table.add_column("left because", overflow="fold")
         for item, count in _collapse_layers(self.items):
-            held = item.packed_bytes + item.copied_bytes
-            megabytes = f"{held / 1e6:.2f}" if held else ""
+            nbytes = item.packed_bytes + item.copied_bytes
+            megabytes = f"{nbytes / 1e6:.2f}" if nbytes else ""
             name = item.name if count == 1 else f"{item.name}  x{count}"
-            provider = [item.provider] if others else []
+            provider = [item.provider] if has_providers else []
             table.add_row(name, item.structure, item.op, item.dtype, *provider, megabytes, item.reason or "")
         return Group(self._header(), table)
 
@@ -212,7 +227,15 @@ def make(
     thread_reason: str,
     choice: Choice | None = None,
 ) -> Plan:
-    """The plan without items: `config` resolved for `module` on this machine, by `choice` if its dtypes were chosen."""
+    """Resolve `config` for `module` on this machine and return a plan without items.
+
+    Args:
+        config: the settings.
+        module: the model, which decides what `dtype="auto"` is.
+        threads: number of intra-op threads.
+        thread_reason: why this number of threads, as a sentence.
+        choice: the dtypes that were chosen for `config.accuracy`, if any.
+    """
     from hf_cpu_accel.providers.describe import describe
 
     dtype = _auto_dtype(module) if config.dtype == "auto" else config.dtype.removesuffix("-static")
@@ -225,13 +248,13 @@ def make(
 
 
 def nothing(*, threads: int) -> Plan:
-    """The plan of a target that is not accelerated."""
+    """Return the plan of a target that is not accelerated."""
     kernels, tier = _kernels()
-    return Plan((), "none", tier, threads, "torch's own setting, nothing was changed", kernels)
+    return Plan((), "none", tier, threads, "torch's own setting", kernels)
 
 
 def join(plans: list[Plan]) -> Plan:
-    """One plan for a target of several roots: the settings of the first, the items of all."""
+    """Join the plans of a target with several models: the settings of the first plan, the items of all."""
     return dataclasses.replace(
         plans[0],
         items=tuple(item for plan in plans for item in plan.items),
@@ -243,7 +266,7 @@ def join(plans: list[Plan]) -> Plan:
 
 
 def under(name: str, plan: Plan) -> Plan:
-    """`plan` with paths that begin with `name`, which is what the target calls the model; as it is if that is empty."""
+    """Return `plan` with `name`, the name of the model in the target, prefixed to all paths; unchanged if `name` is empty."""
     if not name:
         return plan
     return dataclasses.replace(
@@ -256,10 +279,10 @@ def under(name: str, plan: Plan) -> Plan:
 
 
 def _auto_dtype(module: nn.Module) -> str:
-    """bfloat16 where it is faster than float32, else float32.
+    """Return the dtype for `dtype="auto"`: "bfloat16" where it is faster than float32, else "float32".
 
-    It is where the CPU multiplies it faster, and for models that generate text on any CPU: they read all weights for each token, so
-    half the bytes are half the time. Weights that are bfloat16 already would gain nothing from being held as float32.
+    bfloat16 is faster on CPUs with bfloat16 products. It is also faster on any CPU for models that generate text: they read all
+    weights for each token, so half the bytes take half the time. bfloat16 weights are not widened, which would gain nothing.
     """
     import torch
 
@@ -282,19 +305,19 @@ def _kernels() -> tuple[str, str]:
 
 
 def _collapse_layers(items: tuple[PlanItem, ...]) -> list[tuple[PlanItem, int]]:
-    """Rows that differ only in the numbers of their path become one, with the sum of their bytes."""
-    rows: dict[tuple[str, str], list[PlanItem]] = {}
+    """Merge items that differ only in the numbers of their paths; return (item, number merged), with their bytes added up."""
+    groups: dict[tuple[str, str], list[PlanItem]] = {}
     for item in items:
         pattern = re.sub(r"(?<![^.])\d+(?![^.])", "*", item.name)
         rest = repr((item.structure, item.op, item.dtype, item.provider, item.reason))
-        rows.setdefault((pattern, rest), []).append(item)
-    return [(_together(pattern, alike), len(alike)) for (pattern, _), alike in rows.items()]
+        groups.setdefault((pattern, rest), []).append(item)
+    return [(_merge(pattern, group), len(group)) for (pattern, _), group in groups.items()]
 
 
-def _together(pattern: str, alike: list[PlanItem]) -> PlanItem:
+def _merge(pattern: str, items: list[PlanItem]) -> PlanItem:
     return dataclasses.replace(
-        alike[0],
-        name=alike[0].name if len(alike) == 1 else pattern,
-        packed_bytes=sum(item.packed_bytes for item in alike),
-        copied_bytes=sum(item.copied_bytes for item in alike),
+        items[0],
+        name=items[0].name if len(items) == 1 else pattern,
+        packed_bytes=sum(item.packed_bytes for item in items),
+        copied_bytes=sum(item.copied_bytes for item in items),
     )

@@ -1,4 +1,4 @@
-"""The rows of a plan as a tree of HTML that folds, for notebooks and `hf-cpu-accel report`: no script, nothing from elsewhere."""
+"""A plan as a foldable HTML tree, for notebooks and `hf-cpu-accel report`. It contains no scripts and loads no files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STYLE = """
 
 
 class Row(Protocol):
-    """As `plan.PlanItem`."""
+    """The attributes of `plan.PlanItem` that the tree shows."""
 
     @property
     def name(self) -> str: ...
@@ -48,14 +48,19 @@ class _Node:
         for child in self.children.values():
             yield from child.walk()
 
-    def alike(self) -> str:
-        """Equal for nodes that look alike, but for their paths."""
-        own = [(row.structure, row.op, row.dtype, row.reason) for row in self.rows]
-        return repr((own, [(name, child.alike()) for name, child in self.children.items()]))
+    def content_key(self) -> str:
+        """Return a string that is equal for nodes with equal contents under different paths."""
+        rows = [(row.structure, row.op, row.dtype, row.reason) for row in self.rows]
+        return repr((rows, [(name, child.content_key()) for name, child in self.children.items()]))
 
 
 def tree(rows: Iterable[Row], header: str = "") -> str:
-    """A `<div>` with its style. Neighbors of a list that are alike are one entry."""
+    """Return the tree as a `<div>` with its style; equal neighbors in a list become one entry.
+
+    Args:
+        rows: the items of a plan.
+        header: lines of text above the tree.
+    """
     root = _Node()
     for row in rows:
         node = root
@@ -67,48 +72,49 @@ def tree(rows: Iterable[Row], header: str = "") -> str:
 
 
 def _items(node: _Node, depth: int) -> str:
-    own = "".join(f"<li>{_described(row)}</li>" for row in node.rows) if depth == 0 else ""
-    return own + "".join(_entry(names, child, depth) for names, child in _runs(node))
+    rows = "".join(f"<li>{_description(row)}</li>" for row in node.rows) if depth == 0 else ""
+    return rows + "".join(_entry(names, child, depth) for names, child in _runs(node))
 
 
 def _entry(names: list[str], node: _Node, depth: int) -> str:
     count = f" <b>x{len(names)}</b>" if len(names) > 1 else ""
     label = f"<code>{escape(names[0] if len(names) == 1 else f'{names[0]}-{names[-1]}')}</code>{count}"
     if len(node.rows) > 1 and not node.children:
-        each = "".join(f"<li>{_described(row)}</li>" for row in node.rows)
-        return f"<li>{label}{_size(node, len(names))}<ul>{each}</ul></li>"
-    said = " ".join(_described(row) for row in node.rows)
+        entries = "".join(f"<li>{_description(row)}</li>" for row in node.rows)
+        return f"<li>{label}{_size(node, len(names))}<ul>{entries}</ul></li>"
+    text = " ".join(_description(row) for row in node.rows)
     if not node.children:
-        return f"<li>{label} {said}{_size(node, len(names))}</li>"
+        return f"<li>{label} {text}{_size(node, len(names))}</li>"
     state = " open" if depth < 2 else ""
     left = sum(row.reason is not None for row in node.walk())
-    counted = f' <span class="left">{left} left</span>' if left and not said else ""
+    left_count = f' <span class="left">{left} left</span>' if left and not text else ""
     return (
-        f"<li><details{state}><summary>{label} {said}{counted}{_size(node, len(names))}</summary>"
+        f"<li><details{state}><summary>{label} {text}{left_count}{_size(node, len(names))}</summary>"
         f"<ul>{_items(node, depth + 1)}</ul></details></li>"
     )
 
 
 def _runs(node: _Node) -> list[tuple[list[str], _Node]]:
+    """Group the children: consecutive numbers with equal contents are one group, shown by its first node."""
     runs: list[tuple[list[str], _Node]] = []
     for name, child in node.children.items():
         numbered = bool(runs) and name.isdecimal() and runs[-1][0][-1].isdecimal()
-        if numbered and runs[-1][1].alike() == child.alike():
+        if numbered and runs[-1][1].content_key() == child.content_key():
             runs[-1][0].append(name)
         else:
             runs.append(([name], child))
     return runs
 
 
-def _described(row: Row) -> str:
+def _description(row: Row) -> str:
     if row.reason is not None:
         return f'{escape(row.structure)} <span class="left">left: {escape(row.reason)}</span>'
     return f'{escape(row.structure)} → {escape(row.op)} <span class="dtype">{escape(row.dtype)}</span>'
 
 
 def _size(node: _Node, count: int) -> str:
-    held = sum(row.packed_bytes + row.copied_bytes for row in node.walk())
-    if not held:
+    nbytes = sum(row.packed_bytes + row.copied_bytes for row in node.walk())
+    if not nbytes:
         return ""
     each = " each" if count > 1 else ""
-    return f' <span class="size">{held / 1e6:.2f} MB{each}</span>'
+    return f' <span class="size">{nbytes / 1e6:.2f} MB{each}</span>'

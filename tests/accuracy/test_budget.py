@@ -52,7 +52,7 @@ def test_rows_of_tokens_lose_their_padding_too():
     assert measured(before, now, attention_mask=torch.tensor([[1, 1, 0]])) == pytest.approx(1.0)
 
 
-def test_numbers_by_themselves_are_one_row_of_all_calls():
+def test_single_numbers_of_all_calls_form_one_row():
     model = Says(torch.tensor([[2.0]]))
     budget = CosineBudget(model, [Call((), {}), Call((), {})])
     model.output = torch.tensor([[1.0]])
@@ -61,34 +61,34 @@ def test_numbers_by_themselves_are_one_row_of_all_calls():
     assert budget.measured(model, 0.5) == pytest.approx(-1.0)
 
 
-def test_what_was_infinite_is_not_compared_and_what_became_nan_is_worst():
+def test_infinite_values_are_ignored_and_new_nans_are_the_worst_result():
     before = torch.tensor([[1.0, -math.inf, 2.0]])
     assert measured(before, torch.tensor([[1.0, -3.0, 2.0]])) == pytest.approx(1.0)
     assert measured(before, torch.tensor([[1.0, -3.0, math.nan]])) == -1.0
 
 
-def test_another_shape_is_worst():
+def test_other_shapes_are_the_worst_result():
     assert measured(torch.ones(2, 3), torch.ones(3, 3)) == -1.0
 
 
-def test_of_a_sentence_transformer_its_embeddings_count():
+def test_sentence_transformers_are_compared_by_embeddings():
     before = {"token_embeddings": torch.ones(1, 2, 2), "sentence_embedding": torch.ones(1, 2)}
     now = {"token_embeddings": torch.zeros(1, 2, 2), "sentence_embedding": torch.ones(1, 2)}
     assert measured(before, now) == pytest.approx(1.0)
 
 
-def test_losses_and_caches_are_no_answers():
+def test_losses_and_caches_are_not_compared():
     before = CausalLMOutput(loss=torch.tensor(1.0), logits=torch.ones(1, 2))
     now = CausalLMOutput(loss=torch.tensor(-1.0), logits=torch.ones(1, 2))
     assert measured(before, now) == pytest.approx(1.0)
 
 
-def test_an_example_that_the_model_does_not_take():
-    with pytest.raises(ValueError, match=r"examples\[2\]: Linear does not take it"):
+def test_examples_that_the_model_rejects_are_named():
+    with pytest.raises(ValueError, match=r"examples\[2\] is not accepted by Linear"):
         CosineBudget(nn.Linear(3, 2), [Call((torch.ones(1, 5),), {}, "examples[2]")])
 
 
-def test_perplexity_of_all_tokens_that_count():
+def test_perplexity_covers_all_unmasked_tokens():
     model, (first, second) = llama(), token_ids(2, 9)
     mask = torch.ones_like(first["input_ids"])
     mask[0, 6:] = 0
@@ -113,13 +113,13 @@ def test_perplexity_of_all_tokens_that_count():
     assert budget.measured(model, 0.99) == pytest.approx(math.exp(before - loss()), rel=1e-4)
 
 
-def test_texts_of_one_token_say_nothing():
+def test_texts_of_one_token_are_rejected():
     model, (call,) = llama(), token_ids(1, 1)
     with pytest.raises(ValueError, match="no next token"):
         budget_of(model, [Call((), call)])
 
 
-def test_a_call_is_the_same_each_time_and_keeps_what_it_was_given():
+def test_repeated_calls_are_identical_and_keep_their_inputs():
     features = {"x": torch.ones(2)}
 
     class Draws(nn.Module):

@@ -23,7 +23,7 @@ def choice_of(model):
     return choice
 
 
-def test_the_fastest_dtype_for_all_where_that_holds():
+def test_the_fastest_dtype_is_chosen_if_it_is_accurate():
     model, ids = bert(), token_ids()[0]["input_ids"]
     before = hidden(model, ids)
     assert accelerate_for_cpu(model, accuracy=0.99, examples=token_ids()) is model
@@ -37,7 +37,7 @@ def test_the_fastest_dtype_for_all_where_that_holds():
     assert torch.equal(hidden(model, ids), before)
 
 
-def test_a_layer_that_cannot_bear_8_bits_is_found():
+def test_layers_that_need_more_bits_are_found():
     model = bert(bad=True)
     before = [hidden(model, call["input_ids"]) for call in token_ids()]
     with accelerated(model, dtype="int8", verify=True):
@@ -61,7 +61,7 @@ def test_a_layer_that_cannot_bear_8_bits_is_found():
     assert items["encoder.layer.0.output"] == items["encoder.layer.1.intermediate"] == "int8"
 
 
-def test_the_same_every_time():
+def test_choices_are_deterministic():
     choices = []
     for _ in range(2):
         model = bert(bad=True)
@@ -70,7 +70,7 @@ def test_the_same_every_time():
     assert choices[0] == choices[1]
 
 
-def test_what_is_asked_for_by_name_is_left_alone():
+def test_requested_dtypes_stay_unchanged():
     model = bert(bad=True)
     given = {BAD: "int8-weight", "encoder.layer.0": "bfloat16"}
     with pytest.warns(RuntimeWarning, match=r"accuracy=0.999999999999999 is not reached"):
@@ -81,7 +81,7 @@ def test_what_is_asked_for_by_name_is_left_alone():
     assert items["encoder.layer.2.output"] == "float32"
 
 
-def test_out_of_reach_it_ends_in_float32_and_says_so():
+def test_unreachable_accuracies_end_in_float32_with_a_warning():
     model = bert()
     with pytest.warns(RuntimeWarning, match="is not reached") as caught:
         accelerate_for_cpu(model, accuracy=1 - 1e-16 * 2, examples=token_ids(1))
@@ -92,7 +92,7 @@ def test_out_of_reach_it_ends_in_float32_and_says_so():
     assert choice.measured > 1 - 1e-9
 
 
-def test_a_layer_that_is_refused_in_8_bits_is_packed_in_another(monkeypatch):
+def test_layers_that_fail_in_8_bits_get_another_dtype(monkeypatch):
     """Verification on random numbers leaves it as it is, which holds any budget and gains nothing."""
     model = bert()
     with torch.no_grad():  # so large a range within rows of the weight that no probe agrees
@@ -153,7 +153,7 @@ def fails_on(number, monkeypatch, error):
     ("number", "error"),
     [(0, RuntimeError("no")), (1, KeyboardInterrupt()), (2, RuntimeError("no")), (7, KeyboardInterrupt())],
 )
-def test_whatever_raises_the_model_is_as_it_was(number, error, monkeypatch):
+def test_after_an_exception_the_model_is_unchanged(number, error, monkeypatch):
     model, ids = bert(bad=True), token_ids(2)
     before, parameters = hidden(model, ids[0]["input_ids"]), list(model.parameters())
     training = [parameter.requires_grad for parameter in parameters]
@@ -169,7 +169,7 @@ def test_whatever_raises_the_model_is_as_it_was(number, error, monkeypatch):
 
 
 @pytest.mark.parametrize("originals", ["memory", "drop"])
-def test_where_originals_wait_elsewhere(originals):
+def test_originals_may_be_stored_elsewhere(originals):
     model = bert(bad=True)
     ids = token_ids(1)[0]["input_ids"]
     before = hidden(model, ids)
@@ -182,7 +182,7 @@ def test_where_originals_wait_elsewhere(originals):
         assert torch.equal(hidden(restore(model), ids), before)
 
 
-def test_nothing_happens_twice_unless_there_are_examples(monkeypatch):
+def test_a_second_call_searches_only_with_examples(monkeypatch):
     model = bert()
     accelerate_for_cpu(model, accuracy=0.99, examples=token_ids(1))
     calls = []
@@ -194,7 +194,7 @@ def test_nothing_happens_twice_unless_there_are_examples(monkeypatch):
         accelerate_for_cpu(model, accuracy=0.99, examples=token_ids(2))
 
 
-def test_random_numbers_of_the_user_are_left_alone():
+def test_the_random_state_of_the_user_is_unchanged():
     model = bert()
     torch.manual_seed(5)
     expected = torch.randn(3)

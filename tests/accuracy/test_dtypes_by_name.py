@@ -21,7 +21,7 @@ def dtypes(model):
     return {item.name: item.dtype for item in explain(model).replaced}
 
 
-def test_the_last_that_matches_decides():
+def test_the_last_matching_pattern_wins():
     table = DtypeTable([("*", "int8"), ("a.b", "float32"), ("*.c", "bfloat16"), ("a.b.c.d", "int4")])
     assert [table.of(path) for path in ("x", "a.b", "a.b.x", "a.b.c", "a.b.c.e", "a.b.c.d", "a")] == [
         "int8", "float32", "float32", "bfloat16", "bfloat16", "int4", "int8",
@@ -63,7 +63,7 @@ def test_settings_keep_their_order(given):
         ({3: "int8"}, TypeError, r"dtypes=\{3: 'int8'\}"),
     ],
 )
-def test_wrong_ones_are_named(given, error, message):
+def test_wrong_dtypes_are_named(given, error, message):
     with pytest.raises(error, match=message):
         CPUAccelConfig(dtypes=given)
 
@@ -77,7 +77,7 @@ def test_wrong_ones_are_named(given, error, message):
         ("output", "int8", "float32"),
     ],
 )
-def test_a_fused_layer_of_several_dtypes_computes_what_its_parts_compute(part, base, other):
+def test_fused_layers_with_several_dtypes_agree_with_their_parts(part, base, other):
     model = bert()
     before = hidden(model)
     options = {"verify": True, "providers": "own"}
@@ -99,7 +99,7 @@ def test_a_fused_layer_of_several_dtypes_computes_what_its_parts_compute(part, b
 DTYPES = ("float32", "bfloat16", "int8", "int8-weight")
 
 
-def test_one_in_float32_is_exact_within_a_layer_of_8_bits():
+def test_a_float32_linear_is_exact_in_a_layer_of_8_bits():
     """All but one linear are as good as 0, so that nothing else is rounded."""
     model = bert()
     with torch.no_grad():
@@ -115,7 +115,7 @@ def test_one_in_float32_is_exact_within_a_layer_of_8_bits():
     torch.testing.assert_close(now, before, rtol=1e-4, atol=1e-4)
 
 
-def test_linears_of_one_packed_weight_are_taken_apart():
+def test_linears_of_one_packed_weight_are_packed_separately():
     model = accelerate_for_cpu(bert(), dtype="int8", dtypes={"*.1.attention.self.value": "bfloat16"})
     told = dtypes(model)
     assert told["encoder.layer.1.attention.self.value"] == "bfloat16"
@@ -151,7 +151,7 @@ def test_decoders_and_their_heads():
         assert torch.equal(restore(model)(ids).logits, before)
 
 
-def test_a_pooler_in_8_bits_where_one_insists():
+def test_a_pooler_in_8_bits_on_request():
     assert dtypes(accelerate_for_cpu(bert(), dtype="int8"))["pooler"] == "float32"
     assert dtypes(accelerate_for_cpu(bert(), dtype="int8", dtypes={"pooler": "int8"}))["pooler"] == "int8"
 

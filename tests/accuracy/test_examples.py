@@ -36,10 +36,14 @@ def layers(*sizes):
         (
             {"accuracy": 0.9, "dtype": "int8"},
             ValueError,
-            r"accuracy=0.9 chooses the dtypes, and dtype='int8'",
+            r"accuracy=0.9 chooses the dtypes, so dtype='int8' is not accepted",
         ),
-        ({"examples": ["text"]}, ValueError, r"examples: they are what accuracy=... is measured on"),
-        ({"accuracy": 0.9, "examples": "a text"}, TypeError, r"examples is a str: .*goes into a list"),
+        ({"examples": ["text"]}, ValueError, r"examples need accuracy=..., which is measured on them"),
+        (
+            {"accuracy": 0.9, "examples": "a text"},
+            TypeError,
+            r"examples is a str: .*pass a single example in a list",
+        ),
         (
             {"accuracy": 0.9, "examples": torch.ones(3)},
             TypeError,
@@ -55,18 +59,18 @@ def layers(*sizes):
             r"examples\[0\] is a float: expected a list of texts",
         ),
         ({"accuracy": 0.9, "examples": ["a text"]}, TypeError, r"examples\[0\]: texts need a tokenizer"),
-        ({"accuracy": 0.9, "examples": [np.zeros(4)]}, TypeError, r"sounds need a feature extractor"),
+        ({"accuracy": 0.9, "examples": [np.zeros(4)]}, TypeError, r"audio inputs need a feature extractor"),
         ({"accuracy": 0.9, "examples": [np.zeros((4, 4, 3))]}, TypeError, r"images need a image processor"),
-        ({"accuracy": 0.9, "examples": [{}]}, TypeError, r"examples\[0\] is a dict of \[\]"),
+        ({"accuracy": 0.9, "examples": [{}]}, TypeError, r"examples\[0\] is a dict with the keys \[\]"),
         (
             {"accuracy": 0.9, "examples": [token_ids(1)[0], {"input_ids": torch.ones(1, 99).long()}]},
             ValueError,
-            r"examples\[1\]: BertModel does not take it",
+            r"examples\[1\] is not accepted by BertModel",
         ),
         ({"dtypes": {"encoder.layer.9": "int8"}}, ValueError, r"dtypes: 'encoder.layer.9' matches no module"),
     ],
 )
-def test_wrong_ones_are_named_and_change_nothing(options, error, message):
+def test_wrong_examples_are_named_and_change_nothing(options, error, message):
     model = bert()
     with pytest.raises(error, match=message):
         accelerate_for_cpu(model, **options)
@@ -84,20 +88,20 @@ def test_wrong_ones_are_named_and_change_nothing(options, error, message):
     ],
     ids=["tensors", "tuples", "dicts", "loader", "generator"],
 )
-def test_any_module_takes_what_it_is_called_with(examples):
+def test_any_module_accepts_its_inputs_as_examples(examples):
     model = accelerate_for_cpu(layers(64, 64, 64), accuracy=0.9, examples=examples)
     (choice,) = explain(model).choices
     assert choice.holds
     assert choice.layers == {"int8": 2}
 
 
-def test_of_an_endless_iterable_some_are_taken():
+def test_an_endless_iterable_is_cut():
     made = make_examples(*_of(layers(8, 8)), (torch.ones(1, 8) for _ in iter(int, 1)))
-    assert (len(made.calls[0]), made.told) == (64, "64 examples")
+    assert (len(made.calls[0]), made.description) == (64, "64 examples")
 
 
 def test_a_module_without_examples():
-    with pytest.raises(ValueError, match=r"no built-in examples for a Sequential: pass examples"):
+    with pytest.raises(ValueError, match=r"no built-in examples fit Sequential: pass examples"):
         accelerate_for_cpu(layers(8, 8), accuracy=0.9)
 
 
@@ -149,7 +153,7 @@ def tiny(name, **settings):
     ],
     ids=["vit", "t5", "whisper", "wav2vec2", "llama", "ast"],
 )
-def test_built_in_ones_are_what_the_model_takes(model, names):
+def test_built_in_examples_fit_the_model(model, names):
     model = model().eval()
     calls = built_in_calls(model)
     assert [name for name in calls[0].kwargs if name != "use_cache"] == names
@@ -163,7 +167,7 @@ def test_built_in_ones_are_what_the_model_takes(model, names):
     assert not torch.equal(calls[0].kwargs[names[0]], calls[1].kwargs[names[0]])
 
 
-def test_an_image_processor_of_a_pipeline_makes_inputs_of_images():
+def test_image_processors_of_pipelines_convert_images():
     model = transformers.ViTForImageClassification(tiny("ViT", image_size=32, patch_size=8)).eval()
     processor = transformers.ViTImageProcessor(size={"height": 32, "width": 32})
     pipe = transformers.pipeline("image-classification", model=model, image_processor=processor, device="cpu")
@@ -176,7 +180,7 @@ def test_an_image_processor_of_a_pipeline_makes_inputs_of_images():
     assert explain(pipe).choices[0].holds
 
 
-def test_texts_are_texts():
+def test_built_in_texts_are_not_empty():
     texts = built_in_texts()
     assert len(texts) == len(set(texts)) >= 20
     assert all(text == text.strip() != "---" for text in texts)

@@ -24,7 +24,7 @@ def on(monkeypatch, tier, *, bf16_dot=False):
         ("amx", True, ("int8", "int8-weight", "bfloat16", "float32")),
     ],
 )
-def test_candidates_by_their_products(monkeypatch, tier, bf16_dot, expected):
+def test_candidates_are_sorted_by_speed(monkeypatch, tier, bf16_dot, expected):
     on(monkeypatch, tier, bf16_dot=bf16_dot)
     model = nn.Linear(4, 4)
     assert candidates(model) == expected
@@ -33,7 +33,7 @@ def test_candidates_by_their_products(monkeypatch, tier, bf16_dot, expected):
     assert times[0] > 1.5
 
 
-def test_candidates_by_their_size_where_text_is_generated():
+def test_candidates_of_decoders_are_sorted_by_size():
     model = llama()
     assert candidates(model) == ("int8", "int8-weight", "bfloat16", "float32")  # it stays in the cache
     assert candidates(model, 10**10) == ("int4", "int8", "int8-weight", "bfloat16", "float32")
@@ -45,13 +45,15 @@ def line(model):
     return [note for note in explain(model).notes if note.startswith("accuracy=")]
 
 
-def test_one_line_for_those_who_asked_for_nothing():
+def test_default_settings_get_a_note():
     (told,) = line(accelerate_for_cpu(bert()))
-    assert told.startswith("accuracy=0.99 would use int8 where that keeps it, up to ")
-    assert "modeled from the products" in told
+    assert told.startswith(
+        "accuracy=0.99 would use int8 where the accuracy allows it, with a speedup of up to "
+    )
+    assert "modeled from the speed of products on this CPU" in told
     assert "not measured" in told
     (told,) = line(accelerate_for_cpu(llama()))
-    assert "2.0x as fast as bfloat16 (modeled from the bytes of weights" in told
+    assert "2.0x over bfloat16 (modeled from the bytes of weights" in told
 
 
 @pytest.mark.parametrize(
@@ -64,5 +66,5 @@ def test_one_line_for_those_who_asked_for_nothing():
     ],
     ids=["int8", "bfloat16", "dtypes", "accuracy"],
 )
-def test_none_for_those_who_did(options):
+def test_explicit_settings_get_no_note(options):
     assert not line(accelerate_for_cpu(bert(), **options))

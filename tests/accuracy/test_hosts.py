@@ -38,7 +38,7 @@ def test_every_sentence_of_minilm():
     assert torch.equal(model.encode(SENTENCES, convert_to_tensor=True, show_progress_bar=False), before)
 
 
-def test_a_pipeline_brings_its_tokenizer():
+def test_pipelines_use_their_tokenizer():
     torch.manual_seed(0)
     tokenizer = wordpiece()
     config = transformers.BertConfig(
@@ -67,7 +67,9 @@ def test_each_model_of_a_diffusion_pipeline():
     assert choices["unet"].dtype == choices["text_encoder"].dtype == "int8"
     assert choices["unet"].measured >= 0.99
     assert choices["vae"].measure == "-"
-    assert "vae: accuracy=0.99: the calls of 1 example do not reach it: nothing was measured" in str(plan)
+    assert "vae: accuracy=0.99: nothing was measured, because the calls of 1 example do not call it" in str(
+        plan
+    )
     assert abs(call() - before).max() < 0.2
     restore(pipe)
     assert abs(call() - before).max() == 0

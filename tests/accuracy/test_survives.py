@@ -33,7 +33,7 @@ def chosen():
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
-def test_copies_have_it(chosen, copied):
+def test_copies_keep_the_choice(chosen, copied):
     other = copied(chosen)
     assert explain(other).choices == explain(chosen).choices
     assert torch.equal(hidden(other), hidden(chosen))
@@ -45,7 +45,7 @@ def test_a_copy_is_restored_by_itself(chosen):
     assert accelerated_parts(chosen)
 
 
-def test_a_packed_folder_has_it(chosen, tmp_path):
+def test_packed_folders_keep_the_choice(chosen, tmp_path):
     chosen.save_pretrained(tmp_path, packed=True)
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # none of a layer that is not computed as it was
@@ -63,7 +63,7 @@ def test_a_packed_folder_has_it(chosen, tmp_path):
     assert not explain(again).choices
 
 
-def test_once_more_from_a_packed_folder(chosen, tmp_path):
+def test_models_from_packed_folders_are_saved_again(chosen, tmp_path):
     chosen.save_pretrained(tmp_path / "first", packed=True)
     loaded = AutoModel.from_pretrained(tmp_path / "first")
     loaded.save_pretrained(tmp_path / "second", packed=True)
@@ -72,14 +72,14 @@ def test_once_more_from_a_packed_folder(chosen, tmp_path):
     assert explain(again).choices == explain(chosen).choices
 
 
-def test_a_folder_whose_choice_is_unknown(chosen, tmp_path, monkeypatch):
+def test_folders_with_an_invalid_choice_are_rejected(chosen, tmp_path, monkeypatch):
     monkeypatch.setattr(packed_saving, "_saved_choices", lambda plan: [{"color": "red"}])
     chosen.save_pretrained(tmp_path, packed=True)
     with pytest.raises(ValueError, match="choice of dtypes"):
         AutoModel.from_pretrained(tmp_path)
 
 
-def test_around_a_method_of_the_original_nothing_is_searched(chosen, monkeypatch):
+def test_methods_on_originals_do_not_search_again(chosen, monkeypatch):
     from hf_cpu_accel.accuracy import choose
 
     monkeypatch.setattr(choose._Search, "run", lambda self: 1 / 0)
@@ -101,14 +101,14 @@ def test_accelerated_goes_back_to_the_choice_without_a_search(chosen, monkeypatc
     assert torch.equal(hidden(model), hidden(chosen))
 
 
-def test_accelerated_goes_back_to_what_was_before():
+def test_accelerated_restores_the_earlier_settings():
     model = bert(bad=True)
     with accelerated(model, accuracy=0.99, examples=IDS):
         assert BAD in dict(explain(model).choices[0].dtypes)
     assert not accelerated_parts(model)
 
 
-def test_the_keyword_takes_it(tmp_path):
+def test_the_keyword_accepts_accuracy(tmp_path):
     bert(bad=True).save_pretrained(tmp_path)
     loaded = hf_cpu_accel and AutoModel.from_pretrained(
         tmp_path, cpu_optimize={"accuracy": 0.99, "examples": IDS}
@@ -120,7 +120,7 @@ def test_the_keyword_takes_it(tmp_path):
         AutoModel.from_pretrained(tmp_path / "nowhere", cpu_optimize={"accuracy": 0.9, "examples": "a"})
 
 
-def test_text_is_written_as_with_the_same_dtypes_by_name():
+def test_generated_text_equals_that_with_explicit_dtypes():
     model = accelerate_for_cpu(llama(), accuracy=0.99, examples=token_ids(3, 40))
     (choice,) = explain(model).choices
     other = accelerate_for_cpu(llama(), dtype=choice.dtype, dtypes=dict(choice.dtypes))

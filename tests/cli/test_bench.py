@@ -122,7 +122,7 @@ def test_sentence_similarity_measures_the_embedding() -> None:
 
 
 @pytest.mark.parametrize("config", ["bert-tiny", "roberta-base"])
-def test_more_tokens_than_positions_is_told_in_words(config: str) -> None:
+def test_more_tokens_than_positions_are_rejected(config: str) -> None:
     result = run("--random-config", config, "--seq", "513", "--dtypes", "float32", "--repeats", "1")
     assert result.exit_code == 1
     assert "seq=513: the model has positions for 512 tokens; pass 512 or fewer" in result.output
@@ -133,7 +133,7 @@ def test_models_without_a_position_table_take_any_length() -> None:
     assert workload.inputs(workload.build())["input_ids"].shape == (1, 600)
 
 
-def test_a_slower_system_is_named_so() -> None:
+def test_slower_systems_are_labeled_slower() -> None:
     results = [fake_result("eager float32", 0.1, 0.1), fake_result("bfloat16", 0.125, 0.1)]
     assert results[1].slower
     shown = text_of(bench_report.table(results, "title", "caption"), width=80)
@@ -172,7 +172,7 @@ def test_bad_arguments_name_what_is_accepted(arguments: list[str], message: str)
     assert message in result.output
 
 
-def test_a_model_that_cannot_be_accelerated_ends_in_words(tmp_path: Path) -> None:
+def test_unsupported_models_end_with_an_error_message(tmp_path: Path) -> None:
     model = random_models.build("bert-tiny")
     with torch.no_grad():
         model.get_parameter("encoder.layer.0.output.dense.bias")[0] = torch.nan
@@ -182,7 +182,7 @@ def test_a_model_that_cannot_be_accelerated_ends_in_words(tmp_path: Path) -> Non
     assert "encoder.layer.0.output.dense.bias" in result.output
 
 
-def test_missing_model_says_what_works_offline(tmp_path: Path) -> None:
+def test_missing_models_name_the_offline_options(tmp_path: Path) -> None:
     result = run(str(tmp_path / "absent"))
     assert result.exit_code == 1
     assert "--random-config" in result.output

@@ -105,7 +105,7 @@ def test_an_encoder_decoder_is_loaded_with_its_own_head(tmp_path: Path) -> None:
     assert result.decode > 0
 
 
-def test_the_table_fits_a_terminal_and_calls_slower_slower() -> None:
+def test_the_table_fits_a_terminal_and_labels_slower_systems() -> None:
     def estimate(value: float) -> Estimate:
         return Estimate(value, value, value)
 
@@ -155,7 +155,7 @@ def test_bad_arguments_name_what_is_accepted(arguments: list[str], message: str)
     assert message in result.output
 
 
-def test_options_of_generation_are_refused_elsewhere() -> None:
+def test_generation_options_are_rejected_for_other_tasks() -> None:
     result = CliRunner().invoke(
         app, ["bench", "--random-config", "bert-tiny", "--new", "5"], env={"COLUMNS": "200"}
     )
@@ -163,13 +163,13 @@ def test_options_of_generation_are_refused_elsewhere() -> None:
     assert "--task text-generation" in result.output
 
 
-def test_more_tokens_than_positions_is_told_in_words(tiny: Path) -> None:
+def test_more_tokens_than_positions_are_rejected(tiny: Path) -> None:
     result = run(str(tiny), "--prompt", "60", "--new", "5", "--repeats", "1")
     assert result.exit_code == 1
     assert "prompt=60, new=5: the model has positions for 64 tokens; pass fewer" in result.output
 
 
-def test_copies_that_do_not_fit_are_refused(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copies_that_do_not_fit_in_memory_are_rejected(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Memory:
         available = 1000
 

@@ -58,11 +58,11 @@ def test_each_answer_is_written_with_its_speed(model: Path) -> None:
     result = chat(str(model), "--dtype", "float32", "--new", "5", said="hello\n\n/reset\nagain\n/exit\nno\n")
     assert result.exit_code == 0, result.output
     assert "talker, float32" in result.output
-    assert result.output.count("5 tokens, first after") == 2
+    assert result.output.count("5 tokens, first token after") == 2
     assert "chat template" not in result.output
 
 
-def test_the_end_of_input_leaves(model: Path) -> None:
+def test_the_end_of_input_quits(model: Path) -> None:
     assert chat(str(model), "--new", "2").exit_code == 0
 
 
@@ -70,9 +70,7 @@ def session(folder: Path, new: int = 4) -> chat_session.ChatSession:
     return chat_session.open_session(str(folder), None, dtype="float32", new=new, threads=1)
 
 
-def test_a_template_sees_what_was_said_before_until_a_reset(
-    model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_template_gets_earlier_messages_until_a_reset(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     talk = session(model)
     seen: list[str] = []
     decode, generate = talk._tokenizer.decode, talk._model.generate
@@ -94,7 +92,7 @@ def test_a_template_sees_what_was_said_before_until_a_reset(
     assert seen == ["u:one;a:", f"u:one;a:{answer.text};u:two;a:", "u:three;a:"]
 
 
-def test_the_oldest_exchanges_go_where_they_no_longer_fit(tmp_path: Path) -> None:
+def test_the_oldest_exchanges_are_dropped_at_the_limit(tmp_path: Path) -> None:
     save_model(tmp_path, positions=40)
     save_tokenizer(tmp_path, _TEMPLATE)
     talk = session(tmp_path, new=8)
@@ -125,7 +123,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_conversation(
     assert talk._messages[-1] == {"role": "assistant", "content": stopped.text}
 
 
-def test_without_a_template_each_text_goes_on_by_itself(tmp_path: Path) -> None:
+def test_without_a_template_each_text_is_continued_separately(tmp_path: Path) -> None:
     save_model(tmp_path)
     save_tokenizer(tmp_path)
     result = chat(str(tmp_path), "--new", "3", said="def f(\n")
@@ -164,7 +162,7 @@ def test_a_model_without_tokenizer_names_the_fix(tmp_path: Path) -> None:
     assert "save_pretrained" in result.output
 
 
-def test_a_missing_model_says_what_works_offline(tmp_path: Path) -> None:
+def test_a_missing_model_names_the_offline_options(tmp_path: Path) -> None:
     result = chat(str(tmp_path / "absent"))
     assert result.exit_code == 1
     assert "--random-config" in result.output

@@ -24,13 +24,13 @@ def run(*arguments: str) -> str:
     return result.output
 
 
-def test_a_model_that_is_fused_whole_needs_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fused_model_needs_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     output = run("--random-config", "bert-tiny", "--seq", "8", "--threads", "1")
     assert "compile now: nothing, its 2 layers already run as one op each" in output
 
 
-def test_what_was_left_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_modules_that_are_left_have_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jobs, "compile_here", lambda job: ("failed", "it cannot be traced", 1.5))
     output = run("--random-config", "bert-tiny", "--seq", "8", "--threads", "1", "--alone", "--report")
     row = next(line.split() for line in output.splitlines() if line.startswith("encoder.layer.* "))
@@ -50,7 +50,7 @@ def test_what_was_left_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"), [((), "give one of MODEL"), (("--random-config", "gpt5"), "is not known")]
+    ("arguments", "message"), [((), "pass either MODEL"), (("--random-config", "gpt5"), "is unknown")]
 )
 def test_bad_arguments(arguments: tuple[str, ...], message: str) -> None:
     result = CliRunner().invoke(app, ["compile", *arguments])

@@ -30,7 +30,7 @@ def demo() -> tuple[Any, list[demo_measure.Result]]:
         return CliRunner().invoke(app, ["demo", "--rounds", "1"], env={"COLUMNS": "100"}), measured
 
 
-def test_demo_from_start_to_end(demo: tuple[Any, list[demo_measure.Result]]) -> None:
+def test_demo_end_to_end(demo: tuple[Any, list[demo_measure.Result]]) -> None:
     result, _ = demo
     assert result.exit_code == 0, result.output
     assert "A flat bicycle tyre" in result.output  # the first query's best answer
@@ -51,7 +51,7 @@ def test_the_dtypes_agree_as_promised(demo: tuple[Any, list[demo_measure.Result]
     assert all(result.throughput > 0 and result.latency > 0 for result in ours)
 
 
-def test_a_ratio_is_that_of_the_numbers_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_speedups_match_the_numbers_of_their_row(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a machine that slows down in the middle: there the ratio of the medians (1.33) is not the median of the ratios (1.5)."""
     bursts = {"eager": (3.0, 4.0, 9.0), "ours": (2.0, 3.0, 4.5)}
 
@@ -71,7 +71,7 @@ def test_a_ratio_is_that_of_the_numbers_beside_it(monkeypatch: pytest.MonkeyPatc
         assert eager.latency / result.latency == pytest.approx(result.latency_speedup)
 
 
-def test_sentences_are_many_and_different() -> None:
+def test_sentences_are_distinct() -> None:
     texts = demo_measure.sentences()
     assert len(texts) == len(set(texts)) >= 200
     assert all(text == text.strip() and text for text in texts)

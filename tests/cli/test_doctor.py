@@ -76,7 +76,7 @@ def run(*arguments: str) -> tuple[int, str]:
 def test_healthy_machine(machine: pytest.MonkeyPatch) -> None:
     code, output = run()
     assert code == 0
-    assert "Nothing here makes accelerated models slow." in output
+    assert "No problems found." in output
     assert "native, avx512_bf16" in output
     assert "Fake [fast] CPU" in output  # rich would take [fast] for markup
     assert CPU.thread_reason in output
@@ -88,7 +88,7 @@ def test_missing_kernels(machine: pytest.MonkeyPatch) -> None:
     code, output = run("--peaks")  # nothing to measure with: no peaks, no crash
     assert code == 1
     assert "the kernels were not built" in output
-    assert "Fix: Have a C++ compiler" in output
+    assert "Fix: Install a C++ compiler" in output
     assert "GFLOP/s" not in output
 
 
@@ -160,11 +160,11 @@ def test_capped_kernels_are_not_blamed_twice() -> None:
         "instruction tier",
         "avx2, although this CPU can run avx512_bf16",
         "problem",
-        "HF_CPU_ACCEL_ISA holds it back: `unset HF_CPU_ACCEL_ISA`.",
+        "HF_CPU_ACCEL_ISA caps it: `unset HF_CPU_ACCEL_ISA`.",
     )
 
 
-def test_old_cpu_is_no_problem_that_has_a_fix() -> None:
+def test_old_cpus_are_a_note() -> None:
     old = replace(CPU, tier="generic", uncapped_tier="generic")
     assert checks.tier(old).status == "note"
     assert checks.tier(replace(old, arch="aarch64")).status == "ok"
@@ -179,7 +179,7 @@ def test_old_cpu_is_no_problem_that_has_a_fix() -> None:
     ],
 )
 @pytest.mark.parametrize("count", [1, 16])
-def test_threads_off_the_limit(source: str, fix: str, count: int) -> None:
+def test_threads_above_and_below_the_limit(source: str, fix: str, count: int) -> None:
     found = checks.threads(ThreadChoice(count, f"{count} as set", source), CPU)
     assert found.status == "problem"
     assert fix in found.fix
@@ -203,7 +203,7 @@ def test_affinity() -> None:
 
 def test_caches() -> None:
     assert checks.caches(CPU).value == "L1d 48 KiB, L2 2048 KiB"
-    assert checks.caches(replace(CPU, l1d=None, l2=None)).value == "not shown by this system"
+    assert checks.caches(replace(CPU, l1d=None, l2=None)).value == "not reported by this system"
 
 
 @pytest.mark.parametrize(
@@ -256,7 +256,7 @@ def test_compiling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("clang++", "g++", "my-cc"):
         (tmp_path / name).touch(mode=0o755)
         found = checks.compiling(environ | ({"CXX": "my-cc -O3"} if name == "my-cc" else {}))
-        assert found == checks.Check("compiling", f"where it is asked for, by {tmp_path / name}")
+        assert found == checks.Check("compiling", f"on request, with {tmp_path / name}")
     monkeypatch.setattr(versions, "VERSIONS", {"2.1": versions.Names()})
     unknown = checks.compiling(environ)
     assert unknown.status == "note"
@@ -264,13 +264,13 @@ def test_compiling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "version of torch" in unknown.fix
 
 
-def test_folder_to_be_made(tmp_path: Path) -> None:
+def test_folder_that_does_not_exist_yet(tmp_path: Path) -> None:
     found = checks.folder(tmp_path / "not/yet/there")
     assert found.status == "ok"
     assert os.listdir(tmp_path) == []
 
 
-def test_folder_that_refuses(tmp_path: Path) -> None:
+def test_folder_that_is_not_writable(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     found = checks.folder(tmp_path / "file" / "below")
     assert found.status == "problem"

@@ -23,7 +23,9 @@ RANDOM = {"bench", "chat", "compile", "export", "report"}
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_what_else_a_command_takes(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failures_name_the_options_of_the_command(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     runner = CliRunner(env={"COLUMNS": "200"})
     options = runner.invoke(app, [command, "--help"]).output

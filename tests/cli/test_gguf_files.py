@@ -77,8 +77,8 @@ def test_bench_accelerates_the_blocks(file: Path) -> None:
     assert not stored.generation_config.do_sample
 
 
-def test_bench_refuses_what_no_file_has(file: Path) -> None:
-    with pytest.raises(ValueError, match="'sentence-similarity' is not for GGUF files"):
+def test_bench_rejects_tasks_without_gguf_support(file: Path) -> None:
+    with pytest.raises(ValueError, match="'sentence-similarity' is not supported for GGUF files"):
         contest.contest(
             str(file),
             None,
@@ -109,14 +109,14 @@ def test_supports(file: Path) -> None:
     assert "Every layer runs as one call." in result.output
 
 
-def test_quantize_refuses_what_is_quantized(file: Path, tmp_path: Path) -> None:
+def test_quantize_rejects_quantized_files(file: Path, tmp_path: Path) -> None:
     result = run("quantize", file, tmp_path / "out")
     assert result.exit_code == 2
-    assert "llama.gguf is quantized already: use `pack`" in " ".join(result.output.split())
+    assert "llama.gguf is already quantized: use `pack`" in " ".join(result.output.split())
 
 
 @pytest.mark.parametrize("command", ["chat", "pack", "bench", "report", "supports"])
-def test_a_damaged_file_is_refused_in_words(tmp_path: Path, command: str) -> None:
+def test_damaged_files_are_rejected_with_a_message(tmp_path: Path, command: str) -> None:
     path = tmp_path / "broken.gguf"
     path.write_bytes(b"GGUF" + b"\xff" * 200)
     folder = [tmp_path / "packed"] if command == "pack" else []

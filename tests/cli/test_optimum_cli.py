@@ -29,7 +29,7 @@ def checkpoint(tmp_path: Path) -> Path:
     return tmp_path / "checkpoint"
 
 
-def test_installed_it_packs(checkpoint: Path, tmp_path: Path) -> None:
+def test_the_installed_command_packs(checkpoint: Path, tmp_path: Path) -> None:
     shutil.copytree(SOURCE, tmp_path / "source")  # what building leaves behind stays there
     site = tmp_path / "site"
     options = ["--no-deps", "--no-build-isolation", "--no-index", "--disable-pip-version-check"]
@@ -77,12 +77,12 @@ def test_help_names_what_is_accepted(run) -> None:
     assert all(str(accepted) in printed for accepted in (*DTYPES, *INT4_GROUPS))
 
 
-def test_what_cannot_be_is_said(run, checkpoint: Path, tmp_path: Path) -> None:
+def test_wrong_arguments_are_rejected(run, checkpoint: Path, tmp_path: Path) -> None:
     packed = tmp_path / "packed"
     for arguments, code, says in (
         (("--model", checkpoint, packed, "--dtype", "int3"), 2, "int3"),
         (("--model", checkpoint, packed, "--int4-group", 7), 2, "int4_group=7"),
-        (("--model", checkpoint, checkpoint), 2, "a folder of its own"),
+        (("--model", checkpoint, checkpoint), 2, "expected another folder"),
         (("--model", tmp_path / "nowhere", packed), 1, "Cannot load"),
         ((packed,), 2, "--model"),
     ):

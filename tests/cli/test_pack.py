@@ -28,7 +28,7 @@ def run(*arguments: object) -> tuple[int, str]:
     return result.exit_code, result.output
 
 
-def test_the_folder_loads_as_what_was_packed(checkpoint: Path, tmp_path: Path) -> None:
+def test_the_folder_loads_the_packed_model(checkpoint: Path, tmp_path: Path) -> None:
     code, output = run(checkpoint, tmp_path / "packed", "--dtype", "int8", "--threads", 1)
     assert code == 0, output
     assert "BertForSequenceClassification, int8" in output
@@ -54,9 +54,9 @@ def test_dtypes_by_accuracy(checkpoint: Path, tmp_path: Path) -> None:
     assert explain(loaded).dtype == "int8"
 
 
-def test_what_cannot_be_is_said(checkpoint: Path, tmp_path: Path) -> None:
+def test_wrong_arguments_are_rejected(checkpoint: Path, tmp_path: Path) -> None:
     for arguments, says in (
-        ((checkpoint, checkpoint), "expected a folder of its own"),
+        ((checkpoint, checkpoint), "expected another folder"),
         ((checkpoint, tmp_path / "packed", "--dtype", "int3"), "int3"),
         ((checkpoint, tmp_path / "packed", "--accuracy", "2"), "accuracy=2.0"),
         ((tmp_path / "nowhere", tmp_path / "packed"), "Cannot load"),
@@ -68,4 +68,4 @@ def test_what_cannot_be_is_said(checkpoint: Path, tmp_path: Path) -> None:
     assert run(checkpoint, tmp_path / "packed")[0] == 0
     code, output = run(tmp_path / "packed", tmp_path / "again")
     assert code == 1
-    assert "quantized already" in output
+    assert "already quantized" in output

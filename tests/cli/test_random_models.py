@@ -67,7 +67,7 @@ def test_build_is_seeded_and_leaves_the_global_generator_alone() -> None:
     assert not first.training
 
 
-def test_weights_are_made_in_the_dtype_that_is_asked_for() -> None:
+def test_weights_have_the_requested_dtype() -> None:
     model = random_models.build("bert-tiny", dtype=torch.bfloat16)
     assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
 
@@ -83,6 +83,6 @@ def test_no_bias_or_norm_weight_is_degenerate() -> None:
             assert parameter.std() > 0.01, name
 
 
-def test_unknown_name_lists_the_known_ones() -> None:
+def test_unknown_names_list_the_accepted_ones() -> None:
     with pytest.raises(ValueError, match=r"random_config='bert-huge'.*bert-base-uncased"):
         random_models.build("bert-huge")

@@ -86,7 +86,7 @@ def made(request) -> tuple[measure.Report, str]:
     return report, page.page(report, environment.environment(), "a caption")
 
 
-def test_the_page_has_the_numbers_that_were_measured(made):
+def test_the_page_shows_the_results(made):
     report, html = made
     text = " ".join(" ".join(Checked(html).text).split())
     for result in report.results:
@@ -103,7 +103,7 @@ def test_the_page_has_the_numbers_that_were_measured(made):
     assert f"<{report.subject.title[1:-1]}>" in text
 
 
-def test_layers_are_all_of_the_model_and_are_right(made):
+def test_layers_cover_the_model_and_agree_with_eager(made):
     report, _ = made
     paths = [layer.path for layer in report.layers]
     assert sum(bool(re.search(r"layers?\.\d$", path)) for path in paths) == 2
@@ -116,7 +116,7 @@ def test_layers_are_all_of_the_model_and_are_right(made):
         assert layer.rate == pytest.approx(layer.operations / layer.after.value / 1e9)
 
 
-def test_the_page_needs_nothing_but_itself(made):
+def test_the_page_loads_nothing(made):
     _, html = made
     checked = Checked(html)
     assert all(reference.startswith("#") for reference in checked.references)
@@ -134,7 +134,7 @@ def test_operations_of_a_linear_are_counted():
     assert layer.weight_bytes == 4 * (32 * 48 + 48)
 
 
-def test_a_layer_that_cannot_be_called_alone_is_told():
+def test_layers_that_fail_alone_are_reported():
     class Once(nn.Linear):
         calls = 0
 
@@ -179,7 +179,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         (["--random-config", "nothing"], "random_config='nothing'"),
         (["--random-config", "bert-tiny", "--dtypes", "int3"], "'int3' is unknown"),
         (["--random-config", "bert-tiny", "-o", "none/page.html"], "is not a folder"),
-        ([], "give one of MODEL"),
+        ([], "pass either MODEL"),
     ],
 )
 def test_wrong_options(options, words):

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from hf_cpu_accel import CPUAccelConfig
 from hf_cpu_accel.cli.main import app
 from hf_cpu_accel.cli.supports import shallow as shallows
-from hf_cpu_accel.cli.supports.command import look, verdict
+from hf_cpu_accel.cli.supports.command import inspect, verdict
 from hf_cpu_accel.cli.supports.layers import Layers, members
 from hf_cpu_accel.cli.supports.shallow import shallow
 
@@ -29,7 +29,7 @@ def asked(*arguments):
     return CliRunner().invoke(app, ["supports", *map(str, arguments)])
 
 
-def test_an_encoder_is_fused_and_the_table_tells_its_depth(tmp_path):
+def test_an_encoder_is_fused_and_the_table_shows_its_depth(tmp_path):
     config("bert").save_pretrained(tmp_path)
     result = asked(tmp_path, "--dtype", "float32")
     assert result.exit_code == 0, result.output
@@ -44,15 +44,15 @@ def test_a_config_file_and_json(tmp_path):
         tmp_path
     )
     result = asked(tmp_path / "config.json", "--dtype", "int8", "--json")
-    told = json.loads(result.stdout)
-    assert told["class"] == "Qwen3ForCausalLM"
-    assert (told["dtype"], told["depths"]) == ("int8", {"model.layers": 12})
-    assert [row["runs_as"] for row in told["layers"]] == ["decoder layer"]
+    report = json.loads(result.stdout)
+    assert report["class"] == "Qwen3ForCausalLM"
+    assert (report["dtype"], report["depths"]) == ("int8", {"model.layers": 12})
+    assert [row["runs_as"] for row in report["layers"]] == ["decoder layer"]
 
 
-def test_what_is_not_fused_has_its_reason():
-    found = look(config("bert", hidden_act="mish"), CPUAccelConfig(dtype="float32"))
-    (row,) = found["layers"]
+def test_a_layer_that_is_not_fused_has_a_reason():
+    result = inspect(config("bert", hidden_act="mish"), CPUAccelConfig(dtype="float32"))
+    (row,) = result["layers"]
     assert (row.kind, row.count, row.runs_as) == ("BertLayer", 2, None)
     assert len(row.reasons) == 1
     assert verdict([row]).startswith("No layer runs as one call")
@@ -65,7 +65,7 @@ def test_each_kind_of_layer_is_built():
     assert len(made.model.layers) == 6
 
 
-def test_words_and_experts_are_few_and_ids_apart():
+def test_vocabulary_and_experts_are_cut_and_ids_stay_distinct():
     given = config(
         "mixtral",
         num_key_value_heads=2,
@@ -86,9 +86,9 @@ def test_groups_of_experts_stay_whole():
     assert fields == {"n_routed_experts": 16, "n_group": 8, "num_experts_per_tok": 8}
 
 
-def test_what_is_too_large_is_refused_with_its_size():
+def test_large_models_are_rejected_with_their_size():
     with pytest.raises(
-        ValueError, match=r"2 layers that show all kinds take 0\.\d GB, and 0\.0 GB may be used"
+        ValueError, match=r"2 layers that contain each kind take 0\.\d GB, but only 0\.0 GB may be used"
     ):
         shallow(config("bert", hidden_size=1024, intermediate_size=4096), 1 << 20)
 
@@ -100,34 +100,34 @@ def test_wide_models_are_built_in_bfloat16():
 
 
 @pytest.mark.parametrize(
-    ("files", "told"),
+    ("files", "message"),
     [
-        ({"model_index.json": {}}, "it is a pipeline of diffusers"),
+        ({"model_index.json": {}}, "it is a diffusers pipeline"),
         ({"config.json": {}}, "Should have a `model_type` key"),
         ({"config.json": {"model_type": "bert", "num_attention_heads": 7}}, "transformers builds no model"),
     ],
 )
-def test_what_it_cannot_say_anything_of(tmp_path, files, told):
+def test_unsupported_files(tmp_path, files, message):
     for name, content in files.items():
         (tmp_path / name).write_text(json.dumps(content))
     result = asked(tmp_path)
     assert result.exit_code == 1
-    assert told in result.output
+    assert message in result.output
 
 
-def test_a_model_that_there_is_not(tmp_path):
+def test_a_missing_model(tmp_path):
     result = asked(tmp_path / "missing")
     assert result.exit_code == 1
     assert "Without a network, pass a local folder." in result.output
 
 
-def test_a_dtype_that_is_none():
+def test_an_unknown_dtype():
     result = asked("bert", "--dtype", "int7")
     assert result.exit_code == 2
     assert "int7" in result.output
 
 
-def test_members_are_layers_and_not_their_parts():
+def test_members_are_layers_instead_of_their_parts():
     model = nn.Module()
     linears = lambda: nn.Sequential(*(nn.Linear(8, 8) for _ in range(4)))  # noqa: E731
     layer, stage = nn.Module(), nn.Module()
@@ -143,6 +143,6 @@ def test_members_are_layers_and_not_their_parts():
 
 
 def test_verdicts():
-    whole, parts = Layers("a", "A", 1, "encoder layer", ()), Layers("b", "B", 1, None, ("why",))
-    assert verdict([]).startswith("It has no layers of transformers")
-    assert verdict([whole, parts]).startswith("Some layers run as one call")
+    fused, separate = Layers("a", "A", 1, "encoder layer", ()), Layers("b", "B", 1, None, ("why",))
+    assert verdict([]).startswith("The model has no transformer layers")
+    assert verdict([fused, separate]).startswith("Some layers run as one call")

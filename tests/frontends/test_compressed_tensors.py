@@ -101,7 +101,7 @@ def near(found: Tensor, expected: Tensor) -> float:
 
 
 @pytest.mark.parametrize("name", SCHEMES)
-def test_what_the_package_decompresses_is_what_is_computed(tmp_path: Path, name: str) -> None:
+def test_results_equal_the_decompressed_weights(tmp_path: Path, name: str) -> None:
     *scheme, dtype = SCHEMES[name]
     expected = logits(write(tmp_path, *scheme))
     model = AutoModelForCausalLM.from_pretrained(tmp_path, cpu_optimize="float32")
@@ -142,16 +142,19 @@ def _scale_and_zero(file: dict[str, Tensor], path: str, columns: int) -> tuple[T
     return scale, zero.float()
 
 
-def test_a_cache_that_is_not_quantized_is_told(tmp_path: Path) -> None:
+def test_ignored_cache_quantization_is_reported(tmp_path: Path) -> None:
     write(tmp_path, *SCHEMES["w8a8"][:3])
     config = tmp_path / "config.json"
     config.write_text(
         config.read_text().replace('"kv_cache_scheme": null', '"kv_cache_scheme": {"num_bits": 8}')
     )
-    with pytest.warns(UserWarning, match="asks for") as told:
+    with pytest.warns(UserWarning, match="the config requests") as caught:
         AutoModelForCausalLM.from_pretrained(tmp_path, cpu_optimize="float32")
-    said = [str(warning.message) for warning in told if "asks for" in str(warning.message)]
-    assert ["activations in 8 bits" in line or "a quantized cache" in line for line in said] == [True, True]
+    messages = [str(warning.message) for warning in caught if "the config requests" in str(warning.message)]
+    assert ["activations in 8 bits" in line or "a quantized cache" in line for line in messages] == [
+        True,
+        True,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -174,7 +177,7 @@ def test_a_cache_that_is_not_quantized_is_told(tmp_path: Path) -> None:
         ('"sparsity_config": {}', '"sparsity_config": {"format": "sparse-24-bitmask"}', "sparse weights"),
     ],
 )
-def test_configs_of_another_kind_are_refused(tmp_path: Path, old: str, new: str, message: str) -> None:
+def test_unsupported_configs_are_rejected(tmp_path: Path, old: str, new: str, message: str) -> None:
     write(tmp_path, *SCHEMES["w4a16"][:3])
     config = tmp_path / "config.json"
     assert old in config.read_text()

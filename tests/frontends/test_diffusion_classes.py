@@ -73,7 +73,7 @@ def test_other_tasks_of_the_same_models(saved: Any) -> None:
     assert other.unet is pipe.unet
 
 
-def test_plain_if_asked(saved: Any, tmp_path: Path) -> None:
+def test_plain_on_request(saved: Any, tmp_path: Path) -> None:
     folder, expected = saved
     pipe = CPUDiffusionPipeline.from_pretrained(folder, cpu_optimize=False, **PLAIN)
     assert not explain(pipe).replaced

@@ -39,12 +39,12 @@ def _of(folder, dtype, cls=BertModel, **options):
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8", "int4"])
-def test_the_forecast_is_what_is_packed(folder, dtype):
+def test_the_forecast_equals_the_packed_size(folder, dtype):
     model = BertModel.from_pretrained(folder, cpu_optimize=dtype)
     found = _of(folder, dtype)
     distinct = sum(packed_weight.nbytes for packed_weight in {m.packed for m in _groups(model)})
     assert 0.7 * distinct <= found.packed <= distinct  # the pooler is float32
-    assert found.copied == found.kept == 0
+    assert found.copied == found.unpacked == 0
     assert found.peak == found.packed
 
 
@@ -56,7 +56,7 @@ def test_weights_that_are_cast_or_joined_are_copied(folder, tmp_path):
     found = _of(folder, "int8", weights=torch.float32)
     total = sum(value.numel() for value in BertModel.from_pretrained(folder).parameters())
     assert found.copied == 4 * total
-    assert found.kept < found.copied
+    assert found.unpacked < found.copied
     assert found.peak == found.copied
     assert _of(folder, "int8", weights=torch.float32, originals="memory").peak == found.copied + found.packed
     config = MixtralConfig(**SIZES, num_key_value_heads=2, vocab_size=64, num_local_experts=4)
@@ -66,18 +66,18 @@ def test_weights_that_are_cast_or_joined_are_copied(folder, tmp_path):
     assert _of(tmp_path, "int8", cls=MixtralForCausalLM).copied == experts
 
 
-def test_what_is_skipped_is_not_packed(folder):
+def test_skipped_modules_are_not_packed(folder):
     assert _of(folder, "int8", skip_modules=("encoder", "pooler")).packed == 0
 
 
 @pytest.mark.parametrize("kind", [BertModel, AutoModel])
-def test_a_model_that_cannot_fit_is_refused(kind, folder, limit, monkeypatch):
+def test_models_that_cannot_fit_are_rejected(kind, folder, limit, monkeypatch):
     whole = _of(folder, "bfloat16").peak
     limit(whole - 1)
     monkeypatch.setattr(torch.nn.Module, "eval", lambda self: pytest.fail("it was loaded"))
     message = (
-        r"loading BertModel with cpu_optimize needs at least 0\.8 MB .*packed as bfloat16.*and 0\.8 MB are available.*"
-        r"No weights were loaded; of the other dtypes, dtype='int8' needs 0\.\d MB.*dtype='int4'"
+        r"loading BertModel with cpu_optimize needs at least 0\.8 MB .*packed as bfloat16.*but 0\.8 MB are available.*"
+        r"No weights were loaded; dtypes that fit: dtype='int8' needs 0\.\d MB.*dtype='int4'"
     )
     with pytest.raises(MemoryError, match=message):
         kind.from_pretrained(folder, cpu_optimize="bfloat16")
@@ -86,7 +86,7 @@ def test_a_model_that_cannot_fit_is_refused(kind, folder, limit, monkeypatch):
         kind.from_pretrained(folder, cpu_optimize="int8")
 
 
-def test_what_fits_and_what_is_not_accelerated_is_loaded(folder, limit):
+def test_models_that_fit_and_plain_models_are_loaded(folder, limit):
     limit(_of(folder, "int8").peak)
     assert explain(BertModel.from_pretrained(folder, cpu_optimize="int8")).dtype == "int8"
     limit(0)

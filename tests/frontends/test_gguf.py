@@ -27,7 +27,7 @@ def call(model: Any, ids: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("model_type", FAMILIES)
-def test_the_model_is_that_of_transformers_own_loader(tmp_path: Path, model_type: str) -> None:
+def test_the_model_equals_that_of_transformers(tmp_path: Path, model_type: str) -> None:
     path = write_file(tmp_path, model_type)
     unpacked = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file=path.name)
     before = dict(GGUF_ARCHS)
@@ -62,7 +62,7 @@ def test_a_model_without_a_head_is_read_too(tmp_path: Path, model_type: str) -> 
     assert explain(model).counts()["decoder layer"] == 2
 
 
-def test_damaged_files_are_refused_or_read_as_by_transformers() -> None:
+def test_damaged_files_are_rejected_or_read_as_by_transformers() -> None:
     from tests.frontends.mutated_gguf import run
 
     counts, wrong = run(14, seed=20_000)
@@ -70,7 +70,7 @@ def test_damaged_files_are_refused_or_read_as_by_transformers() -> None:
     assert any(what.endswith("refused") for what in counts)
 
 
-def test_what_the_file_lacks_gets_no_random_values(tmp_path: Path) -> None:
+def test_missing_tensors_get_no_random_values(tmp_path: Path) -> None:
     path = write_file(tmp_path, "qwen2")
     path.write_bytes(path.read_bytes().replace(b"blk.1.ffn_norm", b"blk.1.ffn_mron"))
     with pytest.raises(ValueError, match=r"it lacks model\.layers\.1\.post_attention_layernorm\.weight"):
@@ -89,7 +89,7 @@ def number(value: int) -> bytes:
         ("tokenizer.ggml.padding_token_id", 0, 1 << 20, "is damaged"),
     ],
 )
-def test_settings_that_cannot_be_are_refused_at_once(
+def test_impossible_settings_are_rejected_at_once(
     tmp_path: Path, name: str, before: int, after: int, said: str
 ) -> None:
     path = write_file(tmp_path, "llama")
@@ -107,7 +107,7 @@ def test_a_tensor_with_more_rows_than_the_model_is_not_cut_off(tmp_path: Path) -
     content = path.read_bytes()
     assert rows + number(64) in content
     path.write_bytes(content.replace(rows + number(64), rows + number(96)))
-    with pytest.raises(ValueError, match=r"96 rows, where its settings make it 64|is damaged"):
+    with pytest.raises(ValueError, match=r"96 rows, but the settings of the file require 64|is damaged"):
         AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file=path.name, cpu_optimize=True)
 
 
@@ -118,37 +118,39 @@ def test_the_path_of_a_file_is_enough(tmp_path: Path) -> None:
     assert (item.structure, item.dtype) == ("linear (GGUF Q4_1)", "affine4")
 
 
-def test_without_the_keyword_transformers_unpacks_as_before(tmp_path: Path) -> None:
+def test_without_the_keyword_transformers_dequantizes(tmp_path: Path) -> None:
     path = write_file(tmp_path, "llama")
     AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file=path.name, cpu_optimize=True)
     model = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file=path.name)
     assert not any(isinstance(module, GgufLinear) for module in model.modules())
 
 
-def test_an_architecture_that_is_not_known_is_unpacked_and_said(
+def test_unknown_architectures_are_dequantized_with_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from hf_cpu_accel.frontends import gguf as frontend
 
     path = write_file(tmp_path, "qwen2")
     monkeypatch.delitem(frontend._ARCHITECTURES, "qwen2")
-    with pytest.warns(UserWarning, match="packed anew; kept as they are: those of gemma2, gemma3"):
+    with pytest.warns(
+        UserWarning, match="quantized again; architectures that keep the weights of the file: gemma2, gemma3"
+    ):
         model = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file=path.name, cpu_optimize="float32")
     assert {m.packed_dtype for m in model.modules() if isinstance(m, PackedLinear)} == {"float32"}
     assert any(note.startswith("all weights: dequantized from GGUF") for note in explain(model).notes)
 
 
-def test_a_transformers_without_blocks_unpacks_and_says_so(
+def test_old_versions_of_transformers_dequantize_with_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from hf_cpu_accel.frontends.gguf import weights_in_blocks
 
     monkeypatch.setitem(sys.modules, "transformers.quantizers.quantizer_gguf", None)
-    with pytest.warns(UserWarning, match="this transformers unpacks"), weights_in_blocks():
+    with pytest.warns(UserWarning, match="this version of transformers dequantizes"), weights_in_blocks():
         assert "llama" not in GGUF_ARCHS
 
 
-def test_loads_in_several_threads_do_not_meet(tmp_path: Path) -> None:
+def test_loads_in_several_threads_do_not_interfere(tmp_path: Path) -> None:
     path = write_file(tmp_path, "llama")
 
     def load(_: int) -> bool:

@@ -55,7 +55,7 @@ def _in_memory(model):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "int8-weight", "int4"])
 @pytest.mark.parametrize("weights", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-def test_the_bits_are_those_of_loading_first(weights, dtype, tmp_path, home):
+def test_the_result_is_bit_identical_to_loading_first(weights, dtype, tmp_path, home):
     cls = _save("bert", weights, tmp_path)
     loaded = cls.from_pretrained(tmp_path, cpu_optimize=dtype)
     expected = _in_memory(cls.from_pretrained(tmp_path))
@@ -87,7 +87,7 @@ def test_tied_converted_and_sharded_weights(name, shard, tmp_path):
     assert all(torch.equal(value, before[name]) for name, value in loaded.state_dict().items())
 
 
-def test_a_model_that_is_saved_where_it_came_from_is_whole(tmp_path):
+def test_models_saved_to_their_own_folder_are_complete(tmp_path):
     cls = _save("bert", torch.bfloat16, tmp_path)
     before = {name: value.clone() for name, value in cls.from_pretrained(tmp_path).state_dict().items()}
     loaded = cls.from_pretrained(tmp_path, cpu_optimize="int8")

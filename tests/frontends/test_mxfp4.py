@@ -71,7 +71,7 @@ def assert_saved_as_by_the_host(model: Any, folder: Path, tmp_path: Path) -> Non
         assert torch.equal(ours[name], value), name
 
 
-def test_the_experts_are_those_of_transformers_own_loader(folder: Path) -> None:
+def test_the_experts_equal_those_of_transformers(folder: Path) -> None:
     unpacked = load(folder)
     model = load(folder, cpu_optimize="float32")
     expected, given = logits(unpacked), logits(model)

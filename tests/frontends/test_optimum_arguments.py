@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from hf_cpu_accel import CPUModelForSequenceClassification, explain
-from hf_cpu_accel.frontends.optimum_arguments import in_our_words
+from hf_cpu_accel.frontends.optimum_arguments import translate_arguments
 from tests.frontends.packed.packed_cases import bert
 
 
@@ -39,13 +39,13 @@ class OVWeightQuantizationConfig:
         ({"load_in_8bit": True, "quantization_config": {"bits": 8}}, "int8"),
     ],
 )
-def test_bits_of_others_are_dtypes_of_ours(given: dict[str, Any], dtype: str | None) -> None:
-    assert in_our_words({**given, "revision": "main"}, None) == ({"revision": "main"}, dtype)
+def test_bits_of_other_backends_become_dtypes(given: dict[str, Any], dtype: str | None) -> None:
+    assert translate_arguments({**given, "revision": "main"}, None) == ({"revision": "main"}, dtype)
 
 
-def test_what_is_of_transformers_stays() -> None:
+def test_arguments_of_transformers_stay() -> None:
     given = {"quantization_config": {"quant_method": "gptq", "bits": 4}, "dtype": torch.bfloat16}
-    assert in_our_words(given, "int8") == (given, "int8")
+    assert translate_arguments(given, "int8") == (given, "int8")
 
 
 def test_all_at_once(folder: Path) -> None:
@@ -70,8 +70,8 @@ def test_all_at_once(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"device": "GPU"}, "device='GPU'.*CPU"),
-        ({"provider": "CUDAExecutionProvider"}, "CUDAExecutionProvider.*accepted is 'CPUExecutionProvider'"),
+        ({"device": "GPU"}, "device='GPU' is not supported; pass device='cpu'"),
+        ({"provider": "CUDAExecutionProvider"}, "CUDAExecutionProvider.*pass 'CPUExecutionProvider'"),
         (
             {"providers": ["CPUExecutionProvider", "TensorrtExecutionProvider"]},
             "TensorrtExecutionProvider",
@@ -82,7 +82,7 @@ def test_all_at_once(folder: Path) -> None:
         ({"load_in_8bit": True, "cpu_optimize": "float32"}, "'float32'.*'int8'"),
     ],
 )
-def test_what_is_not_meant_here_is_refused(given: dict[str, Any], message: str, folder: Path) -> None:
+def test_unsupported_arguments_are_rejected(given: dict[str, Any], message: str, folder: Path) -> None:
     with pytest.raises(ValueError, match=message):
         CPUModelForSequenceClassification.from_pretrained(folder, **given)
 

@@ -53,7 +53,9 @@ def loops(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("options", [GREEDY, {**GREEDY, "num_beams": 3}], ids=["greedy", "beams"])
-def test_tokens_by_our_loops(name: str, options: dict[str, Any], saved: Any, loops: list[str]) -> None:
+def test_tokens_equal_those_of_transformers(
+    name: str, options: dict[str, Any], saved: Any, loops: list[str]
+) -> None:
     folder, plain, inputs = saved[name]
     model = CASES[name].from_pretrained(folder, cpu_optimize="float32")
     assert model.can_generate()
@@ -75,7 +77,7 @@ class _Recorder(transformers.generation.streamers.BaseStreamer):
         self.ended = True
 
 
-def test_streamers_hear_each_token(saved: Any, loops: list[str]) -> None:
+def test_streamers_get_each_token(saved: Any, loops: list[str]) -> None:
     folder, _, inputs = saved["llama"]
     model, streamer = CPUModelForCausalLM.from_pretrained(folder, cpu_optimize="int8"), _Recorder()
     tokens = model.generate(inputs["input_ids"][:1], streamer=streamer, **GREEDY)
@@ -105,7 +107,7 @@ def test_use_cache(saved: Any) -> None:
     assert answer.past_key_values is None
 
 
-def test_an_assistant_may_be_one_of_ours(saved: Any) -> None:
+def test_assistants_may_be_accelerated(saved: Any) -> None:
     folder, plain, inputs = saved["llama"]
     model, assistant = (CPUModelForCausalLM.from_pretrained(folder, cpu_optimize="float32") for _ in range(2))
     prompt = inputs["input_ids"][:1]

@@ -78,7 +78,7 @@ def test_packed_needs_an_accelerated_model(small: Any, tmp_path: Path) -> None:
         cls.from_pretrained(folder, cpu_optimize=False).save_pretrained(tmp_path / "packed", packed=True)
 
 
-def test_options_of_transformers_are_handed_on(small: Any, tmp_path: Path) -> None:
+def test_options_of_transformers_are_passed_on(small: Any, tmp_path: Path) -> None:
     folder, _, cls = small
     cls.from_pretrained(folder, cpu_optimize="int8").save_pretrained(
         tmp_path / "shards", max_shard_size="200KB"
@@ -149,9 +149,9 @@ def test_push_to_hub_as_in_optimum(small: Any, hub: _Hub, tmp_path: Path) -> Non
     assert model.save_pretrained(tmp_path / "two", push_to_hub=True, repository_id="me/two") == "the commit"
     assert hub.api.create_repo.call_args.args == ("me/two",)
     assert "model.safetensors" in hub.files
-    with pytest.raises(ValueError, match=r"packed=True.*as save_pretrained wrote it"):
+    with pytest.raises(ValueError, match=r"packed=True is not supported with the saved folder"):
         model.push_to_hub(tmp_path / "saved", "me/one", packed=True)
-    with pytest.raises(ValueError, match=r"nowhere.*expected the folder"):
+    with pytest.raises(ValueError, match=r"nowhere.*expected a folder"):
         model.push_to_hub(tmp_path / "nowhere", "me/one")
 
 

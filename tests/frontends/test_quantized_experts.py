@@ -157,7 +157,7 @@ def near(found: Tensor, expected: Tensor) -> float:
 @pytest.mark.parametrize(
     ("name", "form"), [*(("mixtral", form) for form in FORMS), ("qwen3", "gptq"), ("qwen3", "awq")]
 )
-def test_what_the_file_says_is_what_is_computed(tmp_path: Path, name: str, form: str) -> None:
+def test_results_equal_the_dequantized_weights(tmp_path: Path, name: str, form: str) -> None:
     dense = write(tmp_path, name, form)
     expected, packed = logits(dense), "affine8" if form == "gptq-8bits" else "affine4"
     model = load(tmp_path)
@@ -184,7 +184,7 @@ def test_what_the_file_says_is_what_is_computed(tmp_path: Path, name: str, form:
 
 
 @pytest.mark.parametrize("packed", [True, False])
-def test_it_is_saved_packed_and_as_it_was(tmp_path: Path, packed: bool) -> None:
+def test_saved_packed_and_plain(tmp_path: Path, packed: bool) -> None:
     write(tmp_path / "file", "mixtral", "gptq")
     model = load(tmp_path / "file")
     before = logits(model)
@@ -223,10 +223,10 @@ def test_a_copy_computes_the_same(tmp_path: Path) -> None:
     ("key", "message"),
     [
         ("model.layers.1.block_sparse_moe.experts.2.w3.qweight", "experts.2.w3.qweight is missing"),
-        (None, "experts.3.w2 is not quantized, and others of these experts are"),
+        (None, "experts.3.w2 is not quantized, but other experts of the layer are"),
     ],
 )
-def test_experts_that_are_not_whole_are_refused(tmp_path: Path, key: str | None, message: str) -> None:
+def test_incomplete_experts_are_rejected(tmp_path: Path, key: str | None, message: str) -> None:
     write(tmp_path, "mixtral", "awq")
     file = load_file(tmp_path / "model.safetensors")
     last = "model.layers.0.block_sparse_moe.experts.3.w2."

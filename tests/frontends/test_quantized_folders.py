@@ -55,7 +55,7 @@ def near(found: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_what_the_file_says_is_what_is_computed(tmp_path: Path, form: str) -> None:
+def test_results_equal_the_dequantized_weights(tmp_path: Path, form: str) -> None:
     expected = logits(write_form(tmp_path, form))
     model = AutoModelForCausalLM.from_pretrained(tmp_path, cpu_optimize="float32")
     linears = {
@@ -134,7 +134,7 @@ def test_layers_of_other_families_are_fused(
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8", "int4"])
-def test_fp8_is_rounded_as_dtype_says_and_it_is_told_how_far(tmp_path: Path, dtype: str) -> None:
+def test_fp8_is_rounded_to_dtype_and_the_error_is_reported(tmp_path: Path, dtype: str) -> None:
     expected = logits(write_form(tmp_path, "fp8"))
     model = AutoModelForCausalLM.from_pretrained(tmp_path, cpu_optimize=dtype)
     item = next(item for item in explain(model).items if item.name.endswith("0.mlp.down_proj"))
@@ -149,9 +149,9 @@ def test_fp8_is_rounded_as_dtype_says_and_it_is_told_how_far(tmp_path: Path, dty
     assert near(logits(model), expected) <= 40 * said
 
 
-def test_activations_that_are_not_quantized_are_told(tmp_path: Path) -> None:
+def test_ignored_activation_quantization_is_reported(tmp_path: Path) -> None:
     write_form(tmp_path, "fp8")
-    with pytest.warns(UserWarning, match="asks for activations in 8 bits, which is left out"):
+    with pytest.warns(UserWarning, match="requests activations in 8 bits, which is ignored"):
         AutoModelForCausalLM.from_pretrained(tmp_path, cpu_optimize="float32")
 
 
@@ -276,7 +276,7 @@ def test_without_the_keyword_transformers_loads_by_itself(tmp_path: Path) -> Non
         AutoModelForCausalLM.from_pretrained(tmp_path)
 
 
-def test_loads_in_several_threads_do_not_meet(tmp_path: Path) -> None:
+def test_loads_in_several_threads_do_not_interfere(tmp_path: Path) -> None:
     tie_weights = PreTrainedModel.tie_weights  # which transformers exchanges for the time of a load
     expected = logits(write_form(tmp_path, "awq-gemm"))
 

@@ -52,7 +52,7 @@ def test_hundreds_of_mutated_files_are_refused_or_read_as_by_others() -> None:
     assert sum(count for what, count in counts.items() if what.endswith("refused")) > 50
 
 
-def test_bits_that_are_not_known(tmp_path: Path) -> None:
+def test_unsupported_bits_are_rejected(tmp_path: Path) -> None:
     write_form(tmp_path, "gptq")
     change_config(tmp_path, bits=5)
     refused(tmp_path, "GPTQ with bits=5 is not supported; expected one of 2, 3, 4, 8")
@@ -96,7 +96,7 @@ def test_a_linear_that_is_missing_as_a_whole(tmp_path: Path) -> None:
         (
             "model.layers.7.mlp.up_proj.qweight",
             torch.zeros(1, dtype=torch.int32),
-            "the model has no linear there",
+            "but the model has no linear at model.layers.7.mlp.up_proj",
         ),
     ],
 )
@@ -119,10 +119,10 @@ def test_a_quantized_head_that_the_config_ties(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
     for name, tensor in FORMS["gptq"][1]("lm_head", 160, 64).tensors.items():
         change_tensor(tmp_path, f"lm_head.{name}", tensor)
-    refused(tmp_path, "lm_head is quantized, and the config makes its weight that of another")
+    refused(tmp_path, "lm_head is quantized, but config.json ties its weight to another module")
 
 
-def test_experts_that_are_not_whole_are_refused(tmp_path: Path) -> None:
+def test_incomplete_experts_are_rejected(tmp_path: Path) -> None:
     sizes = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "vocab_size": 160}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 4, "num_local_experts": 2}
     write_folder(tmp_path, MixtralForCausalLM(MixtralConfig(**sizes, **heads)).eval(), *FORMS["gptq"])
@@ -131,7 +131,7 @@ def test_experts_that_are_not_whole_are_refused(tmp_path: Path) -> None:
     refused(tmp_path, r"experts.0.w1.qzeros is missing")
 
 
-def test_another_place_is_refused(tmp_path: Path) -> None:
+def test_other_devices_are_rejected(tmp_path: Path) -> None:
     write_form(tmp_path, "gptq")
     with pytest.raises(ValueError, match="device_map='cuda'"):
         AutoModelForCausalLM.from_pretrained(tmp_path, cpu_optimize=True, device_map="cuda")

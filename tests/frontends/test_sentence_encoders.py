@@ -128,7 +128,7 @@ def test_wrong_arguments_raise_before_anything_is_loaded(kind: Any, options: Any
         kind("no-such-folder", **options)
 
 
-def test_uninstalled_it_is_what_it_was(folders: Any) -> None:
+def test_uninstall_restores_the_classes(folders: Any) -> None:
     import_hook.uninstall()
     assert "cpu_optimize" not in inspect.signature(SentenceTransformer).parameters
     with pytest.raises(TypeError, match="cpu_optimize"):
@@ -138,7 +138,7 @@ def test_uninstalled_it_is_what_it_was(folders: Any) -> None:
 
 
 @KINDS
-def test_what_is_saved_are_the_originals(kind: Any, folders: Any, tmp_path: Path) -> None:
+def test_saving_writes_the_originals(kind: Any, folders: Any, tmp_path: Path) -> None:
     before = ask(kind(folders[kind], device="cpu"))
     encoder = kind(folders[kind], cpu_optimize="int8")
     answer = ask(encoder)

@@ -276,7 +276,7 @@ def test_a_job_that_was_broken_off_goes_on(articles: Path, models: Path, tmp_pat
     assert found.column("embedding").null_count == sum(article(number) is None for number in range(ROWS))
     assert not (tmp_path / "embedded.progress").exists()
     third = start_job(*arguments)  # which would write all rows once more
-    assert "the folder is not empty" in finish(third)
+    assert "is not empty and cannot be resumed" in finish(third)
     assert third.returncode != 0
 
 
@@ -284,7 +284,8 @@ def test_a_missing_column_is_named(articles: Path, models: Path, tmp_path: Path)
     job = start_job(articles, tmp_path / "made", models / "minilm")
     output = finish(job)
     assert job.returncode != 0
-    assert "texts='text': the table has the columns id, body, tags, when, kind, price" in re.sub(
-        r"[\s│]+", " ", output
+    assert (
+        "texts='text' is not a column of the table; it has the columns id, body, tags, when, kind, price"
+        in re.sub(r"[\s│]+", " ", output)
     )
     assert not (tmp_path / "made").exists()

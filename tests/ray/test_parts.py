@@ -70,10 +70,15 @@ def test_columns_that_will_do() -> None:
 @pytest.mark.parametrize(
     ("texts", "output", "unique", "problem"),
     [
-        ("text", "embedding", None, "texts='text': the table has the columns id, body"),
-        ("body", "embedding", "key", "unique='key': the table has the columns id, body"),
-        ("id", "embedding", None, "texts='id': the column is of int64; accepted are string"),
-        ("body", "id", None, "output='id': the table has a column of that name already"),
+        ("text", "embedding", None, "texts='text' is not a column of the table; it has the columns id, body"),
+        (
+            "body",
+            "embedding",
+            "key",
+            "unique='key' is not a column of the table; it has the columns id, body",
+        ),
+        ("id", "embedding", None, "texts='id' is a column of type int64; accepted types are string"),
+        ("body", "id", None, "output='id' is already a column of the table"),
     ],
 )
 def test_columns_that_will_not(texts: str, output: str, unique: str | None, problem: str) -> None:

@@ -295,8 +295,8 @@ def test_read_bandwidth_alone_runs_on_the_threads_asked_for(monkeypatch: pytest.
     assert torch.get_num_threads() == before
 
 
-def test_the_former_name_says_where_it_has_gone() -> None:
+def test_the_former_name_warns_with_the_new_one() -> None:
     from hf_cpu_accel import hardware as former
 
-    with pytest.warns(DeprecationWarning, match=r"moved to hf_cpu_accel\.runtime\.hardware"):
+    with pytest.warns(DeprecationWarning, match=r"use hf_cpu_accel\.runtime\.hardware"):
         assert former.detect is hardware.detect

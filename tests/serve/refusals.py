@@ -73,19 +73,19 @@ WRONG: list[tuple[str, dict[str, Any], str | None, str]] = [
         "/v1/chat/completions",
         {"messages": CHAT, "tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "rain"}}},
         "tool_choice",
-        "tool_choice='rain': there is no such tool in tools; accepted: 'auto', 'none', 'required', 'weather'",
+        "tool_choice='rain' needs a tool that is not in tools; accepted: 'auto', 'none', 'required', 'weather'",
     ),
     (
         "/v1/chat/completions",
         {"messages": CHAT, "tools": TOOLS, "response_format": {"type": "json_object"}},
         "response_format",
-        "response_format with tools is not supported; accepted: tool_choice='none'",
+        "response_format is not supported with tools; leave out tools, or pass tool_choice='none'",
     ),
     (
         "/v1/chat/completions",
         {"messages": CHAT, "response_format": {"type": "json_schema"}},
         "response_format",
-        "json_schema is for the type 'json_schema'",
+        "type='json_schema': json_schema is missing",
     ),
     (
         "/v1/chat/completions",
@@ -97,7 +97,7 @@ WRONG: list[tuple[str, dict[str, Any], str | None, str]] = [
         "/v1/chat/completions",
         {"messages": [{"role": "assistant", "tool_calls": [{"function": {"arguments": "{"}}]}]},
         "messages",
-        "messages: tool_calls are not as OpenAI has them",
+        "messages: invalid tool_calls",
     ),
     ("/v1/embeddings", {"input": 5}, "input", "input: expected a text, a list of texts"),
     ("/v1/embeddings", {"input": "a", "encoding_format": "int8"}, "encoding_format", "; got 'int8'"),
@@ -106,8 +106,16 @@ WRONG: list[tuple[str, dict[str, Any], str | None, str]] = [
 
 TEI: list[tuple[str, dict[str, Any], str]] = [
     ("/embed", {"inputs": 5}, "inputs: expected a text, a list of texts"),
-    ("/embed", {"inputs": "a", "prompt_name": "passage"}, "the model has no prompt 'passage'; known: query"),
-    ("/embed", {"inputs": [4, 5], "prompt_name": "query"}, "a prompt can't be put before token ids"),
+    (
+        "/embed",
+        {"inputs": "a", "prompt_name": "passage"},
+        "prompt_name='passage' is unknown; accepted: query",
+    ),
+    (
+        "/embed",
+        {"inputs": [4, 5], "prompt_name": "query"},
+        "prompt_name='query' is not supported with token ids",
+    ),
     ("/predict", {"inputs": ["a", "b", "c"]}, "inputs: expected a text, a pair [text, text], or a batch"),
 ]
 

@@ -59,9 +59,7 @@ def answers(futures: Sequence[object]) -> list[int]:
     return [future.result(LONG) for future in futures]  # type: ignore[attr-defined]
 
 
-def test_what_waits_is_computed_together_by_similar_length(
-    batcher: Batcher[int, int], record: Recorder
-) -> None:
+def test_waiting_items_are_batched_by_similar_length(batcher: Batcher[int, int], record: Recorder) -> None:
     record.hold(batcher)
     futures = batcher.submit([1, 2, 3, 4, 5], [2, 9, 3, 4, 2])
     assert batcher.waiting == 5
@@ -112,7 +110,7 @@ def test_nothing_waits_forever(batcher: Batcher[int, int], record: Recorder) -> 
     assert 77 in record.batches[0]
 
 
-def test_each_has_its_own_exception(batcher: Batcher[int, int], record: Recorder) -> None:
+def test_each_item_gets_its_own_exception(batcher: Batcher[int, int], record: Recorder) -> None:
     record.hold(batcher)
     one, bad, two = batcher.submit([1, -5, 2], [1, 1, 1])
     record.free.set()
@@ -128,7 +126,7 @@ def test_too_few_answers_are_an_error() -> None:
     assert batcher.close(LONG)
 
 
-def test_who_leaves_is_not_computed(batcher: Batcher[int, int], record: Recorder) -> None:
+def test_cancelled_items_are_not_computed(batcher: Batcher[int, int], record: Recorder) -> None:
     record.hold(batcher)
     one, left, two = batcher.submit([1, 2, 3], [1, 1, 1])
     assert left.cancel()
@@ -140,9 +138,9 @@ def test_who_leaves_is_not_computed(batcher: Batcher[int, int], record: Recorder
 def test_a_full_queue_takes_all_or_nothing(batcher: Batcher[int, int], record: Recorder) -> None:
     record.hold(batcher)
     futures = batcher.submit(list(range(15)), [1] * 15)
-    with pytest.raises(Busy, match="15 inputs are waiting, of 20"):
+    with pytest.raises(Busy, match="15 are waiting, at most 20 may"):
         batcher.submit(list(range(6)), [1] * 6)
-    with pytest.raises(TooLong, match="21 inputs in one request: at most 20"):
+    with pytest.raises(TooLong, match="the request has 21 inputs; at most 20"):
         batcher.submit(list(range(21)), [1] * 21)
     assert batcher.waiting == 15
     assert all(future.cancel() for future in futures[:5])
@@ -170,14 +168,14 @@ def test_after_a_batch_the_next_waits_for_as_many(record: Recorder) -> None:
     assert batcher.close(LONG)
 
 
-def test_it_waits_no_longer_than_it_may(record: Recorder) -> None:
+def test_batches_wait_at_most_max_wait(record: Recorder) -> None:
     batcher: Batcher[int, int] = Batcher(record, max_wait=0.05)
     answers(batcher.submit([1, 2], [1, 1]))
     assert answers(batcher.submit([3], [1])) == [6]
     assert batcher.close(LONG)
 
 
-def test_closing_finishes_what_was_taken(batcher: Batcher[int, int], record: Recorder) -> None:
+def test_close_finishes_submitted_items(batcher: Batcher[int, int], record: Recorder) -> None:
     record.hold(batcher)
     futures = batcher.submit([1, 2], [1, 1])
     assert not batcher.close(0.01)
@@ -187,7 +185,7 @@ def test_closing_finishes_what_was_taken(batcher: Batcher[int, int], record: Rec
     assert answers(futures) == [2, 4]
 
 
-def test_it_tells_about_batches_and_prepares_its_thread() -> None:
+def test_callbacks_get_batches_and_numbers_of_workers() -> None:
     facts: list[BatchFacts] = []
     threads: list[tuple[str, int]] = []
     batcher: Batcher[int, int] = Batcher(
@@ -203,7 +201,7 @@ def test_it_tells_about_batches_and_prepares_its_thread() -> None:
     assert threads == [("of the test", 1)]
 
 
-def test_workers_share_what_waits_and_are_told_how_many_they_are(record: Recorder) -> None:
+def test_workers_share_waiting_items_and_know_their_number(record: Recorder) -> None:
     told: list[int] = []
     batcher: Batcher[int, int] = Batcher(record, workers=2, max_wait=0, prepare=told.append)
     record.hold(batcher)  # one of them

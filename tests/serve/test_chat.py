@@ -54,7 +54,7 @@ def greedy(prompt: str, new: int = NEW) -> str:
     return str(tokenizer.decode([token for token in written if token != 0]))
 
 
-def test_a_completion_is_what_generate_says(ai: openai.OpenAI) -> None:
+def test_completions_equal_generate(ai: openai.OpenAI) -> None:
     answer = ai.completions.create(model="writer", prompt="hello", max_tokens=NEW)
     assert answer.choices[0].text == greedy("hello")
     assert answer.choices[0].finish_reason == "length"
@@ -66,7 +66,7 @@ def test_a_completion_is_what_generate_says(ai: openai.OpenAI) -> None:
     )
 
 
-def test_a_chat_is_its_template_and_what_follows(ai: openai.OpenAI) -> None:
+def test_chats_equal_template_and_generate(ai: openai.OpenAI) -> None:
     answer = ai.chat.completions.create(model="writer", messages=CHAT, max_tokens=NEW)
     assert (answer.choices[0].message.content or "") == greedy("u:hello;a:")
     assert answer.choices[0].message.role == "assistant"
@@ -79,7 +79,7 @@ def test_a_chat_is_its_template_and_what_follows(ai: openai.OpenAI) -> None:
     )
 
 
-def test_streams_are_the_whole_in_pieces(ai: openai.OpenAI, client: TestClient) -> None:
+def test_streams_join_to_the_complete_answer(ai: openai.OpenAI, client: TestClient) -> None:
     whole = ai.chat.completions.create(model="writer", messages=CHAT, max_tokens=NEW)
     chunks = list(
         ai.chat.completions.create(
@@ -156,7 +156,7 @@ def test_a_stop_string_ends_an_answer(ai: openai.OpenAI) -> None:
     assert stopped.choices[0].finish_reason == "stop"
 
 
-def test_a_seed_repeats_what_is_drawn(ai: openai.OpenAI) -> None:
+def test_seeds_repeat_samples(ai: openai.OpenAI) -> None:
     def draw(seed: int) -> str:
         answer = ai.completions.create(
             model="writer", prompt="hello", max_tokens=NEW, temperature=1.5, top_p=0.95, seed=seed
@@ -167,7 +167,7 @@ def test_a_seed_repeats_what_is_drawn(ai: openai.OpenAI) -> None:
     assert len({draw(seed) for seed in range(4)}) > 1
 
 
-def test_tools_and_formats_go_to_templates_that_have_them(ai: openai.OpenAI) -> None:
+def test_templates_get_the_tools_and_formats_that_they_support(ai: openai.OpenAI) -> None:
     with_tools = ai.chat.completions.create(model="writer", messages=CHAT, max_tokens=4, tools=TOOLS)
     assert with_tools.usage is not None
     assert with_tools.usage.prompt_tokens == len("tools:weather;u:hello;a:")
@@ -185,7 +185,7 @@ def test_tools_and_formats_go_to_templates_that_have_them(ai: openai.OpenAI) -> 
         )
         assert as_json.usage is not None
         assert as_json.usage.prompt_tokens == len(prompt)
-    with pytest.raises(openai.BadRequestError, match="the chat template of 'plain' has no place for tools"):
+    with pytest.raises(openai.BadRequestError, match="the chat template of 'plain' does not support tools"):
         ai.chat.completions.create(model="plain", messages=CHAT, tools=TOOLS)
 
 
@@ -205,8 +205,8 @@ REFUSED: list[tuple[dict[str, Any], int, str]] = [
     ({"n": 2}, 400, "n=2 is not supported; accepted: 1"),
     ({"logprobs": True}, 400, "logprobs=True is not supported"),
     ({"presence_penalty": 0.5}, 400, "presence_penalty=0.5 is not supported"),
-    ({"stop": [""]}, 400, "stop: expected a text, or a list of up to 16 texts"),
-    ({"tool_choice": "required"}, 400, "tool_choice='required': there is no such tool in tools"),
+    ({"stop": [""]}, 400, "stop: expected a text, or a list of at most 16 texts"),
+    ({"tool_choice": "required"}, 400, "tool_choice='required' needs a tool that is not in tools"),
     ({"tool_choice": "always"}, 400, "Input should be 'auto', 'none' or 'required'"),
     ({"tools": [{"type": "function", "function": {}}]}, 400, "tools.0.function.name: Field required"),
     (
@@ -217,23 +217,23 @@ REFUSED: list[tuple[dict[str, Any], int, str]] = [
     (
         {"response_format": {"type": "json_schema"}},
         400,
-        "json_schema is for the type 'json_schema', which needs it",
+        "json_schema is missing; pass json_schema with type='json_schema', and only with it",
     ),
     (
         {"response_format": {"type": "json_object"}, "tools": TOOLS},
         400,
-        "response_format with tools is not supported",
+        "response_format is not supported with tools",
     ),
-    ({"model": "mute"}, 400, "the model 'mute' has no chat template: use /v1/completions"),
-    ({"model": "other"}, 404, "there is no model 'other'"),
+    ({"model": "mute"}, 400, "model 'mute' has no chat template: use /v1/completions"),
+    ({"model": "other"}, 404, "model 'other' does not exist; this server has"),
     ({"nonsense": 1}, 400, "nonsense: Extra inputs are not permitted"),
-    ({"max_tokens": 1000}, 413, "the prompt has 10 tokens and 1000 are asked for: together at most 96"),
+    ({"max_tokens": 1000}, 413, "the prompt has 10 tokens and max_tokens=1000; together at most 96"),
     ({"messages": [{"role": "user", "content": "a" * 500}]}, 413, "the prompt has 505 tokens"),
 ]
 
 
 @pytest.mark.parametrize(("fields", "status", "message"), REFUSED)
-def test_what_a_chat_is_refused_for(
+def test_wrong_chat_requests_are_rejected(
     client: TestClient, fields: dict[str, Any], status: int, message: str
 ) -> None:
     response = client.post("/v1/chat/completions", json={"model": "writer", "messages": CHAT, **fields})
@@ -244,20 +244,22 @@ def test_what_a_chat_is_refused_for(
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"prompt": ""}, "the prompt has no tokens"),
-        ({"prompt": [999]}, "token ids must be from 0 to 93"),
+        ({"prompt": ""}, "the prompt is empty"),
+        ({"prompt": [999]}, "the prompt contains the token id 999; accepted are 0 to 93"),
         ({"prompt": 5}, "prompt: expected a text"),
         ({"prompt": ["a", "b"], "stream": True}, "stream=True is not supported with 2 prompts"),
         ({"prompt": "a", "echo": True}, "echo=True is not supported"),
     ],
 )
-def test_what_a_completion_is_refused_for(client: TestClient, fields: dict[str, Any], message: str) -> None:
+def test_wrong_completion_requests_are_rejected(
+    client: TestClient, fields: dict[str, Any], message: str
+) -> None:
     response = client.post("/v1/completions", json={"model": "writer", **fields})
     assert response.status_code == 400
     assert message in response.json()["error"]["message"]
 
 
-def test_a_full_queue_is_told(client: TestClient, models: dict[str, LanguageModel]) -> None:
+def test_full_queues_are_reported(client: TestClient, models: dict[str, LanguageModel]) -> None:
     """All or none of a request's prompts are taken."""
     response = client.post(
         "/v1/completions", json={"model": "writer", "prompt": ["a"] * 40, "max_tokens": 80}

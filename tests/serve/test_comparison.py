@@ -1,6 +1,7 @@
-"""Times of the same call with and without acceleration, and the plan in plain words."""
+"""Times of the same call with and without acceleration, and the description of the plan."""
 
 import copy
+import re
 import time
 
 import pytest
@@ -16,7 +17,7 @@ from hf_cpu_accel.serve.comparison import (
     Pair,
     compare_calls,
     compare_seconds,
-    in_words,
+    format_seconds,
     meaning,
     plan_rows,
     plan_sentence,
@@ -50,7 +51,7 @@ def test_pair_changes_its_dtype_when_asked():
     assert pair.use("int8").dtype == "int8"
 
 
-def test_calls_take_turns_and_their_rate_is_that_of_the_amount():
+def test_calls_alternate_and_rates_use_the_amount():
     order = []
 
     def call(name: str, seconds: float) -> None:
@@ -71,32 +72,32 @@ def test_calls_take_turns_and_their_rate_is_that_of_the_amount():
     assert comparison.rates == (10 / eager, 10 / accelerated)
 
 
-def test_speedup_is_that_inside_a_round():
+def test_speedup_is_the_median_of_per_round_ratios():
     eager, accelerated = Timing(((1.0,), (10.0,), (1.0,))), Timing(((0.5,), (2.5,), (0.5,)))
     comparison = Comparison(eager, accelerated, amount=2, unit="texts")
     assert comparison.speedup == 2
     assert comparison.rates == (2, 4)
-    assert str(comparison) == "2.00 times as fast: 500 ms instead of 1.00 s for 2 texts"
+    assert str(comparison) == "Speedup 2.00x: 500 ms instead of 1.00 s for 2 texts"
 
 
-def test_slower_is_called_slower():
+def test_slower_calls_are_labeled_slower():
     assert str(compare_seconds(1.0, 2.0, amount=4, unit="images")) == (
-        "slower: 0.50 times as fast: 2.00 s instead of 1.00 s for 4 images"
+        "Speedup 0.50x (slower): 2.00 s instead of 1.00 s for 4 images"
     )
     assert str(compare_seconds(0.3, 0.1, amount=4, unit="images")) == (
-        "3.00 times as fast: 100 ms instead of 300 ms for 4 images"
+        "Speedup 3.00x: 100 ms instead of 300 ms for 4 images"
     )
 
 
 @pytest.mark.parametrize(
-    ("seconds", "words"), [(12.345, "12.35 s"), (0.0123, "12.3 ms"), (0.00012, "0.12 ms")]
+    ("seconds", "text"), [(12.345, "12.35 s"), (0.0123, "12.3 ms"), (0.00012, "0.12 ms")]
 )
-def test_times_have_the_unit_that_suits_them(seconds, words):
-    assert in_words(seconds) == words
+def test_times_have_a_fitting_unit(seconds, text):
+    assert format_seconds(seconds) == text
 
 
 @pytest.mark.parametrize("settings", [{"amount": 0}, {"amount": -1}, {"eager": 0.0}, {"accelerated": -1.0}])
-def test_nothing_is_no_time_and_no_amount(settings):
+def test_times_and_amounts_must_be_positive(settings):
     with pytest.raises(ValueError, match="above 0"):
         compare_seconds(**{"eager": 1.0, "accelerated": 1.0, "amount": 1, "unit": "images", **settings})
 
@@ -106,23 +107,23 @@ def test_chart_has_both_rates():
     (axes,) = figure.axes
     assert [bar.get_width() for bar in axes.patches] == [200, 400]
     assert [text.get_text().strip() for text in axes.texts] == ["200", "400"]
-    assert axes.get_title(loc="left") == "tokens per second (longer is better)"
+    assert axes.get_title(loc="left") == "tokens/s (longer is better)"
 
 
-def test_plan_has_a_row_for_each_kind_and_all_parts_in_it():
+def test_plan_rows_cover_all_modules():
     model = nn.Sequential(make_model(), make_model(), nn.Embedding(5, 4)).eval()
     plan = explain(accelerate_for_cpu(model, dtype="int8"))
     rows = plan_rows(plan)
     assert all(len(row) == len(PLAN_COLUMNS) for row in rows)
     counts = [int(row[0].split(" x ")[0]) if " x " in row[0] else 1 for row in rows]
     assert sum(counts) == len(plan.items)
-    left = [row for row in rows if row[1].startswith("left as it was: ")]
+    left = [row for row in rows if row[1].startswith("left: ")]
     assert sum(counts[rows.index(row)] for row in left) == len(plan.left)
     assert rows[len(rows) - len(left) :] == left
-    assert {row[2] for row in rows if row not in left} == {"8-bit integers"}
+    assert {row[2] for row in rows if row not in left} == {"int8"}
     sentence = plan_sentence(plan)
-    assert f"{len(plan.replaced)} parts replaced, {len(plan.left)} left" in sentence
-    assert "8-bit integers, weights in" in sentence
+    assert f"{len(plan.replaced)} modules replaced, {len(plan.left)} left" in sentence
+    assert re.search(r"; int8, [\d.]+ MB of packed weights; ", sentence)
 
 
 def test_plan_of_nothing():
@@ -130,10 +131,10 @@ def test_plan_of_nothing():
     assert plan_rows(explain(make_model())) == []
 
 
-def test_structures_in_words():
-    assert meaning("encoder layer") == "a whole transformer layer in one call"
+def test_descriptions_of_structures():
+    assert meaning("encoder layer") == "a fused transformer layer in one call"
     assert meaning("first token: encoder layer").endswith("in one call, for the first token only")
-    assert "without a copy for each edge (mean)" in meaning("source rows, mean")
+    assert "without a copy per edge (mean)" in meaning("source rows, mean")
     assert meaning("something new") == "something new"
     plan = explain(make_model()).with_items((PlanItem("a", "b", "c", "d", 0, None),))
     assert plan_rows(plan) == [["b", "b", "d"]]

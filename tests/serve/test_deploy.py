@@ -41,7 +41,7 @@ def test_commands_have_their_options(words: list[str]) -> None:
     assert all(option in told for option in options)
 
 
-def test_the_image_copies_and_installs_what_is_there() -> None:
+def test_the_image_copies_and_installs_existing_files() -> None:
     for line in re.findall(r"^COPY (?!--from)(.*) \S+$", DOCKERFILE, re.MULTILINE):
         assert all((ROOT / name).exists() for name in line.split()), line
     extras = re.search(r"whl\)\[([^\]]*)\]", DOCKERFILE)[1].split(",")

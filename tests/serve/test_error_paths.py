@@ -36,15 +36,15 @@ def ask(client: TestClient) -> Any:
     return client.post("/v1/completions", json={"prompt": "hello", "max_tokens": 3})
 
 
-def test_messages_that_a_template_refuses(client: TestClient) -> None:
+def test_messages_that_a_template_rejects(client: TestClient) -> None:
     body = {"messages": [{"role": "assistant", "content": "hello"}], "max_tokens": 1}
     response = client.post("/v1/chat/completions", json=body)
     assert response.status_code == 400
     message = response.json()["error"]["message"]
-    assert message == "the chat template refuses these messages: users speak first"
+    assert message == "the chat template of 'picky' rejects these messages: users speak first"
 
 
-def test_an_error_while_text_is_written(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_while_text_is_generated(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     def feed(self: TextStream, token: int) -> Any:
         raise RuntimeError("out of luck")
 
@@ -57,15 +57,18 @@ def test_an_error_while_text_is_written(client: TestClient, monkeypatch: pytest.
     assert ask(client).status_code == 200
 
 
-def test_a_server_without_a_model_for_it(encoders: Callable[..., list[Served]]) -> None:
+def test_servers_without_a_capable_model(encoders: Callable[..., list[Served]]) -> None:
     response = ask(TestClient(Service(Models(encoders("embedder"))).app))
     assert response.status_code == 400
-    assert response.json()["error"]["message"] == "no model of this server is for generate"
+    assert (
+        response.json()["error"]["message"]
+        == "no model of this server supports generate; start the server with one"
+    )
 
 
 def test_two_models_of_one_name(loaded: dict[str, Any]) -> None:
     twins = [Encoder(loaded["embedder"]) for _ in range(2)]
-    with pytest.raises(ValueError, match="models have to have different names: embedder, embedder"):
+    with pytest.raises(ValueError, match="the names of models must differ, got embedder, embedder"):
         Models(twins)
     for twin in twins:
         assert twin.close(30)
@@ -74,13 +77,13 @@ def test_two_models_of_one_name(loaded: dict[str, Any]) -> None:
 def test_a_model_of_a_package_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loading, "find_spec", lambda name: None)
     with pytest.raises(
-        ValueError, match='some/model is a model of sentence-transformers: pip install "sentence'
+        ValueError, match="some/model is a model of sentence-transformers, which is not installed"
     ):
         loading.load_sentence_transformer("name", "some/model")
 
 
-def test_a_tokenizer_that_grammars_can_not_use() -> None:
-    with pytest.raises(BadInput, match="JSON can't be enforced with this tokenizer: "):
+def test_tokenizers_without_grammar_support() -> None:
+    with pytest.raises(BadInput, match="JSON output is not supported with the tokenizer of this model: "):
         Grammars(object(), [0]).json({"type": "object"})
 
 
@@ -90,15 +93,15 @@ def test_a_token_that_the_grammar_forbids() -> None:
     mask = Grammars(tokenizer, [0]).json({"enum": [1, 12]})
     ids, forced = torch.tensor([[5, 6]]), torch.tensor([tokenizer("x")["input_ids"]])
     mask(ids, torch.zeros(1, 94))
-    with pytest.raises(RuntimeError, match="the grammar of the answer: "):
+    with pytest.raises(RuntimeError, match="the grammar of the answer failed: "):
         mask(torch.cat([ids, forced], dim=1), torch.zeros(1, 94))
 
 
-def test_a_recording_that_a_decoder_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recordings_that_a_decoder_rejects(monkeypatch: pytest.MonkeyPatch) -> None:
     def load_audio(*args: Any, **options: Any) -> np.ndarray:
         raise RuntimeError("no such codec")
 
     monkeypatch.setattr(audio, "is_torchcodec_available", lambda: True)
     monkeypatch.setattr(audio, "load_audio", load_audio)
-    with pytest.raises(BadInput, match="file: it can't be decoded: no such codec"):
+    with pytest.raises(BadInput, match="file: the audio cannot be decoded: no such codec"):
         audio.samples(sounds.wav(sounds.tone()), sounds.RATE)

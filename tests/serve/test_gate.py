@@ -60,12 +60,15 @@ def test_large_bodies_are_not_read_to_their_end(service: Callable[..., Service],
     body: Any = b'{"inputs": "' + b"a" * 10_000_000 + b'"}'
     response = client.post("/embed", content=iter([body[:600], body[600:]]) if chunked else body)
     assert response.status_code == 413
-    assert response.json() == {"error": "the body is larger than 1000 bytes", "error_type": "Validation"}
+    assert response.json() == {
+        "error": "the body is too large; at most 1000 bytes are accepted",
+        "error_type": "Validation",
+    }
     assert client.post("/embed", json={"inputs": "time"}).status_code == 200
 
 
 @pytest.mark.parametrize("length", ["9" * 5000, "-5", "many"])
-def test_lengths_that_mean_no_good(service: Callable[..., Service], length: str) -> None:
+def test_malicious_content_lengths(service: Callable[..., Service], length: str) -> None:
     client = TestClient(service(max_body=1000).app)
     response = client.post(
         "/embed",
@@ -75,7 +78,7 @@ def test_lengths_that_mean_no_good(service: Callable[..., Service], length: str)
     assert response.status_code in (200, 413)
 
 
-def test_a_full_queue_is_said_so(
+def test_full_queues_answer_429(
     service: Callable[..., Service], busy: tuple[threading.Event, threading.Event]
 ) -> None:
     made = service()
@@ -97,7 +100,7 @@ def test_a_full_queue_is_said_so(
     refused = client.post("/embed", json={"inputs": "time"})
     assert refused.status_code == 429
     assert refused.json() == {
-        "error": "3 inputs are waiting, of 3 that can: try again later",
+        "error": "the queue has no room for 1 inputs: 3 are waiting, at most 3 may; try again later",
         "error_type": "Overloaded",
     }
     assert refused.headers["retry-after"] == "1"
@@ -110,7 +113,7 @@ def test_a_full_queue_is_said_so(
     assert answers == [200, 200]
 
 
-def test_errors_of_the_model_are_told(
+def test_errors_of_the_model_are_reported(
     service: Callable[..., Service], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(loaded: Any, batch: Any) -> Any:
@@ -125,17 +128,20 @@ def test_errors_of_the_model_are_told(
     assert client.post("/embed", json={"inputs": "time"}).status_code == 200
 
 
-def test_a_closed_gate_lets_nobody_in(service: Callable[..., Service]) -> None:
+def test_closed_gates_reject_all_requests(service: Callable[..., Service]) -> None:
     made = service()
     made.gate.close()
     client = TestClient(made.app)
     for path in ("/health", "/embed"):
         response = client.get(path)
         assert response.status_code == 503
-        assert response.json() == {"error": "the service is stopping", "error_type": "Unhealthy"}
+        assert response.json() == {
+            "error": "the server is stopping; try again later",
+            "error_type": "Unhealthy",
+        }
 
 
-def test_who_leaves_is_taken_out_of_the_queue(
+def test_disconnected_clients_leave_the_queue(
     service: Callable[..., Service], busy: tuple[threading.Event, threading.Event]
 ) -> None:
     made = service()

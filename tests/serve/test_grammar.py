@@ -99,7 +99,7 @@ def test_a_json_object(ai: openai.OpenAI) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("name", [None, "weather", "time"])
-def test_a_call_that_is_asked_for(ai: openai.OpenAI, name: str | None, stream: bool) -> None:
+def test_forced_calls(ai: openai.OpenAI, name: str | None, stream: bool) -> None:
     choice: Any = "required" if name is None else {"type": "function", "function": {"name": name}}
     answer = ai.chat.completions.create(
         model="writer", messages=CHAT, tools=TOOLS, tool_choice=choice, max_tokens=900, stream=stream
@@ -119,7 +119,7 @@ def test_a_call_that_is_asked_for(ai: openai.OpenAI, name: str | None, stream: b
     assert is_place(arguments) if call.function.name == "weather" else arguments["hour"] in (0, 12)
 
 
-def test_a_call_that_breaks_off_is_no_call(ai: openai.OpenAI) -> None:
+def test_incomplete_calls_are_text(ai: openai.OpenAI) -> None:
     answer = ai.chat.completions.create(
         model="writer", messages=CHAT, tools=TOOLS, tool_choice="required", max_tokens=10
     )
@@ -128,7 +128,7 @@ def test_a_call_that_breaks_off_is_no_call(ai: openai.OpenAI) -> None:
     assert '{"name": '.startswith((answer.choices[0].message.content or "-")[:9])
 
 
-def test_neighbors_are_left_alone(ai: openai.OpenAI) -> None:
+def test_other_rows_are_unchanged(ai: openai.OpenAI) -> None:
     import concurrent.futures
 
     def free() -> str | None:
@@ -160,28 +160,29 @@ def test_neighbors_are_left_alone(ai: openai.OpenAI) -> None:
         ({"$ref": "http://127.0.0.1/schema"}, "does not fetch"),
     ],
 )
-def test_a_schema_that_can_not_be_enforced(ai: openai.OpenAI, options: dict[str, Any], message: str) -> None:
+def test_unsupported_schemas_are_rejected(ai: openai.OpenAI, options: dict[str, Any], message: str) -> None:
     form: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": options}}
-    with pytest.raises(openai.BadRequestError, match=f"the JSON schema can't be enforced: .*{message}"):
+    with pytest.raises(openai.BadRequestError, match=f"the JSON schema is not supported: .*{message}"):
         ai.chat.completions.create(model="writer", messages=CHAT, response_format=form)
 
 
-def test_an_answer_needs_an_end(ai: openai.OpenAI) -> None:
-    with pytest.raises(openai.BadRequestError, match="the model has no token that ends an answer"):
+def test_models_without_end_tokens_are_rejected(ai: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="this model, which has no end token"):
         ai.chat.completions.create(
             model="endless", messages=CHAT, response_format={"type": "json_object"}, max_tokens=4
         )
 
 
-def test_without_the_library_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_json_needs_llguidance(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "llguidance.hf", None)
     with pytest.raises(
-        BadInput, match=r'llguidance, which the server lacks: pip install "hf_cpu_accel\[serve\]"'
+        BadInput,
+        match=r'llguidance, which is not installed on the server: run pip install "hf_cpu_accel\[serve\]"',
     ):
         Grammars(tiny.byte_tokenizer(), [0]).json({"type": "object"})
 
 
-def test_what_is_allowed_keeps_its_score() -> None:
+def test_allowed_tokens_keep_their_scores() -> None:
     """Also of a model that has fewer or more rows than its tokenizer has tokens."""
     tokenizer = tiny.byte_tokenizer()
     for rows in (94, 256, 300):
@@ -195,7 +196,7 @@ def test_what_is_allowed_keeps_its_score() -> None:
             ids = torch.cat([ids, torch.tensor([tokenizer(token)["input_ids"]])], dim=1)
 
 
-def test_blanks_come_to_an_end() -> None:
+def test_whitespace_is_limited() -> None:
     tokenizer = tiny.byte_tokenizer()
     mask = Grammars(tokenizer, [0]).json({"type": "object"})
     ids = torch.tensor([[5]])

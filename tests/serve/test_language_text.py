@@ -34,14 +34,14 @@ def pieces(text: TextStream, said: str) -> list[Any]:
     return [*text.begin(), *fed, *text.finish()]
 
 
-def test_characters_come_whole() -> None:
+def test_characters_are_complete() -> None:
     text = stream()
     found = [text.feed(token) for token in TOKENIZER("aé€")["input_ids"]]
     assert found == [["a"], [], ["é"], [], [], ["€"]]
     assert text.tokens == 6
 
 
-def test_the_end_token_is_no_text() -> None:
+def test_the_end_token_is_not_part_of_the_text() -> None:
     text = stream()
     assert text.feed(5) == [TOKENIZER.decode([5])]
     assert text.feed(0) == []
@@ -54,7 +54,7 @@ def test_a_stop_string_ends_it_and_is_not_shown() -> None:
     assert text.is_stopped
 
 
-def test_what_only_looks_like_a_stop_string_is_shown() -> None:
+def test_partial_stop_strings_are_passed_on() -> None:
     text = stream(stop=("END",))
     assert "".join(pieces(text, "one EN")) == "one EN"
     assert not text.is_stopped
@@ -70,7 +70,7 @@ def test_stop_strings_are_found_however_text_is_cut(text: str, stops: list[str],
         assert not any(string in shown for string in stops)
     shown += stop.finish()
     ends = [text.find(string) for string in stops if string in text]
-    assert stop.found == bool(ends)
+    assert stop.has_matched == bool(ends)
     if not ends:
         assert shown == text
     else:
@@ -78,7 +78,7 @@ def test_stop_strings_are_found_however_text_is_cut(text: str, stops: list[str],
         assert not any(string in shown for string in stops)
 
 
-def test_thoughts_and_calls_are_told_apart() -> None:
+def test_reasoning_and_calls_are_split_off() -> None:
     said = '<think>hm</think>Hello.<tool_call>{"name": "weather", "arguments": {"city": "Bern"}}</tool_call>'
     tools = [
         {
@@ -100,7 +100,7 @@ def test_thoughts_and_calls_are_told_apart() -> None:
     assert text.has_tool_calls
 
 
-def test_a_call_that_breaks_off_is_no_call() -> None:
+def test_incomplete_calls_are_text() -> None:
     text = stream("qwen2", is_chat=True)
     assert not any(isinstance(piece, ToolCall) for piece in pieces(text, 'a<tool_call>{"name": "wea'))
     assert not text.has_tool_calls
@@ -125,6 +125,6 @@ def test_sampling_changes_the_models_settings(asked: Sampling, draws: bool, kind
     assert model.temperature in (None, 1.0)  # the model's own stay
 
 
-def test_the_models_penalty_holds() -> None:
+def test_the_repetition_penalty_of_the_model_applies() -> None:
     config = Sampling().config(GenerationConfig(repetition_penalty=1.3))
     assert [type(one).__name__ for one in processors(config) or []] == ["RepetitionPenaltyLogitsProcessor"]

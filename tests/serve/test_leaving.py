@@ -158,7 +158,7 @@ def test_a_prompt_is_not_computed_to_its_end(
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
-def test_who_waits_for_a_row_need_not_have_one(
+def test_cancelled_requests_leave_the_queue(
     writer: LanguageModel, path: str, stream: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate = Gate(writer, chunk=0)

@@ -35,7 +35,7 @@ def serve(*arguments: str) -> Result:
         (Wav2Vec2Config(), "Wav2Vec2ForCTC", "speech recognizer"),
     ],
 )
-def test_kinds_are_told_by_architectures(
+def test_kinds_follow_from_architectures(
     config: BertConfig, architecture: str, expected: str, tmp_path: Path
 ) -> None:
     config.architectures = [architecture]
@@ -43,7 +43,7 @@ def test_kinds_are_told_by_architectures(
     assert kind(str(tmp_path)) == expected
 
 
-def test_kinds_are_told_by_files(tmp_path: Path) -> None:
+def test_kinds_follow_from_files(tmp_path: Path) -> None:
     assert kind(str(get_model_path())) == "sentence-transformer"
     (tmp_path / "model.gguf").write_bytes(b"")
     assert kind(str(tmp_path / "model.gguf")) == "language model"
@@ -73,7 +73,7 @@ def test_names() -> None:
     assert called("name=some/model") == "name"
 
 
-def test_minilm_gives_its_own_embeddings() -> None:
+def test_minilm_embeddings_equal_sentence_transformers() -> None:
     """Texts of different lengths in one batch, as sentence-transformers encodes each alone."""
     texts = ["hello   world\n ", "What is deep learning? " * 3, "x"]
     expected = SentenceTransformer(str(get_model_path()), device="cpu").encode(
@@ -88,20 +88,21 @@ def test_minilm_gives_its_own_embeddings() -> None:
     torch.testing.assert_close(torch.nn.functional.normalize(rows), expected, atol=1e-5, rtol=1e-4)
 
 
-def test_models_without_an_endpoint_are_refused(tmp_path: Path) -> None:
+def test_models_without_an_endpoint_are_rejected(tmp_path: Path) -> None:
     config = T5Config(architectures=["T5ForConditionalGeneration"])
     config.save_pretrained(tmp_path)
     result = serve(str(tmp_path))
     assert result.exit_code == 1
-    assert "is a T5ForConditionalGeneration: the server takes models of sentence-transformers" in " ".join(
-        result.output.split()
+    assert (
+        "is a T5ForConditionalGeneration, which the server does not support; accepted are models of"
+        in " ".join(result.output.split())
     )
 
 
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["a", "a"], 2, "names have to differ: a, a"),
+        (["a", "a"], 2, "the names must differ, got a, a"),
         (["a", "--dtype", "int9"], 2, "int9"),
         (["a", "--port", "70000"], 2, "--port"),
         (["a", "--rows", "-1"], 2, "--rows"),
@@ -109,7 +110,7 @@ def test_models_without_an_endpoint_are_refused(tmp_path: Path) -> None:
         ([], 2, "MODEL"),
     ],
 )
-def test_what_the_command_refuses(arguments: list[str], code: int, message: str) -> None:
+def test_wrong_arguments_are_rejected(arguments: list[str], code: int, message: str) -> None:
     result = serve(*arguments)
     assert result.exit_code == code
     assert message in result.output

@@ -18,7 +18,7 @@ def ai(client: TestClient) -> openai.OpenAI:
     return openai.OpenAI(base_url="http://testserver/v1", api_key="none", http_client=client, max_retries=0)  # type: ignore[arg-type]
 
 
-def test_numbers_and_bytes_are_those_of_embed(ai: openai.OpenAI, client: TestClient) -> None:
+def test_floats_and_base64_equal_embed(ai: openai.OpenAI, client: TestClient) -> None:
     texts = ["time year", "life"]
     expected = client.post("/embed", json={"inputs": texts}).json()
     by_default = ai.embeddings.create(model="embedder", input=texts)  # base64, which the client decodes
@@ -46,7 +46,7 @@ def test_token_ids(ai: openai.OpenAI) -> None:
         np.testing.assert_allclose(by_ids, by_text, atol=1e-6)
 
 
-def test_too_long_is_refused_or_cut(ai: openai.OpenAI) -> None:
+def test_long_texts_are_rejected_or_cut(ai: openai.OpenAI) -> None:
     text = " ".join(WORDS * 2)
     with pytest.raises(openai.APIStatusError, match="at most 24 tokens") as caught:
         ai.embeddings.create(model="embedder", input=text)
@@ -55,14 +55,14 @@ def test_too_long_is_refused_or_cut(ai: openai.OpenAI) -> None:
     assert cut.usage.prompt_tokens == 24
 
 
-def test_refusals_are_openais(ai: openai.OpenAI) -> None:
-    with pytest.raises(openai.NotFoundError, match="there is no model 'other'") as missing:
+def test_errors_have_the_format_of_openai(ai: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError, match="model 'other' does not exist") as missing:
         ai.embeddings.create(model="other", input="time")
     assert missing.value.code == "model_not_found"
     with pytest.raises(openai.BadRequestError, match="input: expected a text") as wrong:
         ai.embeddings.create(model="embedder", input=[])
     assert (wrong.value.param, wrong.value.type) == ("input", "invalid_request_error")
-    with pytest.raises(openai.BadRequestError, match="'ranker' is not for embed"):
+    with pytest.raises(openai.BadRequestError, match="'ranker' does not support embed"):
         ai.embeddings.create(model="ranker", input="time")
 
 
@@ -73,7 +73,7 @@ def test_models_are_listed(ai: openai.OpenAI) -> None:
         ai.models.retrieve("other")
 
 
-def test_metrics_count_what_happened(client: TestClient) -> None:
+def test_metrics_count_requests_and_tokens(client: TestClient) -> None:
     client.post("/embed", json={"inputs": ["time year", "life"]})
     client.post("/embed", json={"inputs": 5})
     client.post("/" + "x" * 50)

@@ -111,7 +111,7 @@ def test_a_tokenizer_may_bring_its_format(opening: str) -> None:
 
 
 @pytest.mark.parametrize("opening", FOREIGN)
-def test_of_an_unknown_format_all_is_text(opening: str) -> None:
+def test_unknown_formats_are_text(opening: str) -> None:
     said = f"<think>Hm.</think>Wait.{HERMES}"
     assert parts(Talk("llama", opening).pieces(said)) == (said, "", [])
 
@@ -130,7 +130,7 @@ def test_of_an_unknown_format_all_is_text(opening: str) -> None:
         ("gemma4", "Wait.<|tool_call>call:weather{city:<tool_call|>End.", "Wait.{city:End."),
     ],
 )
-def test_a_call_that_is_none_is_text(kind: str, said: str, expected: str) -> None:
+def test_invalid_calls_are_text(kind: str, said: str, expected: str) -> None:
     talk = Talk(kind, KNOWN[kind][0])
     assert parts(talk.pieces(said)) == (expected, "", [])
     after = talk.pieces(said.replace("End.", KNOWN[kind][3]))

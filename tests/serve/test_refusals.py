@@ -43,7 +43,7 @@ TEXT_FIELDS = [(path, field) for path, (schema, _) in TEXT.items() for field in 
 
 
 @pytest.mark.parametrize(("path", "field"), TEXT_FIELDS)
-def test_each_unsupported_field_of_texts_is_refused(client: TestClient, path: str, field: str) -> None:
+def test_unsupported_fields_of_text_requests_are_rejected(client: TestClient, path: str, field: str) -> None:
     schema, body = TEXT[path]
     for value in ASKING[field]:
         message = assert_openai_error(client.post(path, json={**body, field: value}), field)
@@ -67,7 +67,9 @@ def test_several_fields_are_named_at_once(client: TestClient) -> None:
 @pytest.mark.parametrize(
     ("field", "value"), [("temperature", "0.5"), ("prompt", "Words."), ("stream", "true")]
 )
-def test_each_unsupported_field_of_recordings_is_refused(client: TestClient, field: str, value: str) -> None:
+def test_unsupported_fields_of_transcriptions_are_rejected(
+    client: TestClient, field: str, value: str
+) -> None:
     assert set(TranscriptionForm.neutral) == {"temperature", "prompt", "stream"}
     path = "/v1/audio/transcriptions"
     message = assert_openai_error(client.post(path, files=FILE, data={field: value}), field)
@@ -88,7 +90,7 @@ UNKNOWN: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("path", UNKNOWN)
-def test_an_unknown_field_is_refused(client: TestClient, path: str) -> None:
+def test_unknown_fields_are_rejected(client: TestClient, path: str) -> None:
     response = client.post(path, **UNKNOWN[path])
     if path.startswith("/v1/"):
         message = assert_openai_error(response, "nonsense")
@@ -99,20 +101,20 @@ def test_an_unknown_field_is_refused(client: TestClient, path: str) -> None:
 
 
 @pytest.mark.parametrize(("path", "body", "parameter", "words"), WRONG)
-def test_wrong_values_are_refused(
+def test_wrong_values_are_rejected(
     client: TestClient, path: str, body: dict[str, Any], parameter: str | None, words: str
 ) -> None:
     assert words in assert_openai_error(client.post(path, json=body), parameter)
 
 
-def test_an_unknown_language_is_refused(client: TestClient) -> None:
+def test_unknown_languages_are_rejected(client: TestClient) -> None:
     response = client.post("/v1/audio/transcriptions", files=FILE, data={"language": "de"})
     message = assert_openai_error(response, "language")
-    assert message == "language='de' is unknown; known: none, the model knows one language only"
+    assert message == "language='de' is unknown; accepted: none, the model has only one language"
 
 
 @pytest.mark.parametrize(("path", "body", "words"), TEI)
-def test_what_text_embeddings_inference_refuses(
+def test_wrong_values_of_text_embeddings_inference_are_rejected(
     client: TestClient, path: str, body: dict[str, Any], words: str
 ) -> None:
     response = client.post(path, json=body)
@@ -121,7 +123,7 @@ def test_what_text_embeddings_inference_refuses(
 
 
 @pytest.mark.parametrize("path", TEXT)
-def test_an_error_in_a_stream_has_openais_form(
+def test_errors_in_a_stream_have_the_format_of_openai(
     client: TestClient, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def pieces(self: LanguageModel, generation: Any, text: Any) -> AsyncIterator[str]:
@@ -135,6 +137,6 @@ def test_an_error_in_a_stream_has_openais_form(
     assert events[-1] == ""  # and no [DONE]
 
 
-def test_the_gate_refuses(full_service: Callable[..., Service], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_gate_rejects(full_service: Callable[..., Service], monkeypatch: pytest.MonkeyPatch) -> None:
     assert gate_refuses(full_service, monkeypatch) == [401, 503, 413, 413, 413, 408]
     stop_the_server(full_service(), monkeypatch)

@@ -83,7 +83,7 @@ def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
     process.child.communicate()
 
 
-def test_it_says_what_it_serves(process: Process) -> None:
+def test_the_command_prints_the_models(process: Process) -> None:
     lines = process.said.splitlines()
     assert any("embed" in line and "/embed /v1/embeddings" in line and "float32" in line for line in lines)
     assert any("write" in line and "/v1/chat/completions /v1/completions" in line for line in lines)
@@ -105,19 +105,22 @@ def test_it_says_what_it_serves(process: Process) -> None:
         (b"POST /embed HTTP/1.1\r\nHost: a\r\nContent-Length: 7\r\n\r\n[[[[[[[", (b"HTTP/1.1 4",)),
     ],
 )
-def test_bad_http_is_answered(process: Process, request_: bytes, answers: tuple[bytes, ...]) -> None:
+def test_bad_http_gets_400(process: Process, request_: bytes, answers: tuple[bytes, ...]) -> None:
     assert process.raw(request_).startswith(answers)
     assert len(process.post("/embed", inputs="time")) == 1
 
 
-def test_a_body_of_ten_megabytes_is_refused(process: Process) -> None:
+def test_large_bodies_are_rejected(process: Process) -> None:
     with pytest.raises(urllib.error.HTTPError) as caught:
         process.post("/embed", inputs="a" * 10_000_000)
     assert caught.value.code == 413
-    assert json.loads(caught.value.read())["error"] == "the body is larger than 2000000 bytes"
+    assert (
+        json.loads(caught.value.read())["error"]
+        == "the body is too large; at most 2000000 bytes are accepted"
+    )
 
 
-def test_idle_connections_are_in_nobodys_way(process: Process) -> None:
+def test_idle_connections_do_not_block_requests(process: Process) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, IDLE + 500)), hard))
     idle = [socket.create_connection(("127.0.0.1", process.port), timeout=120) for _ in range(IDLE)]
@@ -130,7 +133,7 @@ def test_idle_connections_are_in_nobodys_way(process: Process) -> None:
     assert len(process.post("/embed", inputs="time")) == 1
 
 
-def test_a_client_that_leaves_takes_its_answer_along(process: Process) -> None:
+def test_disconnected_clients_cancel_their_answers(process: Process) -> None:
     body = json.dumps({"model": "write", "prompt": "hello", "max_tokens": 4000, "stream": True}).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     process.raw(head.encode() + body)  # it leaves after the first tokens
@@ -145,7 +148,7 @@ def test_a_client_that_leaves_takes_its_answer_along(process: Process) -> None:
     assert 'generated",model="write"} 4000.0' not in metrics
 
 
-def test_sigterm_finishes_what_runs(process: Process) -> None:
+def test_sigterm_finishes_running_requests(process: Process) -> None:
     """The last test of this process."""
     answers: list[Any] = []
 
@@ -186,4 +189,4 @@ def test_a_package_that_is_missing_is_named(tmp_path: Path) -> None:
         patch.setattr(serve, "find_spec", lambda package: None if package == "fastapi" else object())
         result = CliRunner().invoke(app, ["serve", str(tmp_path)])
     assert result.exit_code == 1
-    assert 'fastapi is not installed: pip install "hf_cpu_accel[serve]"' in result.output
+    assert 'not installed: fastapi; run pip install "hf_cpu_accel[serve]"' in result.output

@@ -22,12 +22,12 @@ def test_address(variables, expected):
 
 @pytest.mark.parametrize("name", ["PORT", "GRADIO_SERVER_PORT"])
 @pytest.mark.parametrize("value", ["0", "65536", "-1", "http", "80.5", "²"])
-def test_address_refuses_what_is_no_port(name, value):
+def test_wrong_ports_are_rejected(name, value):
     with pytest.raises(ValueError, match=f"{name}='{value}': accepted are whole numbers from 1 to 65535"):
         address({name: value})
 
 
-def test_cells_are_text_and_not_markup():
+def test_cells_are_escaped():
     html = table(("a", "b"), [["<script>", "1 & 2"], ["LayerNorm", ""]])
     assert "<th>a</th><th>b</th>" in html
     assert "<td>&lt;script&gt;</td><td>1 &amp; 2</td>" in html

@@ -39,7 +39,7 @@ def post(client: TestClient, path: str, **body: Any) -> Any:
     return response.json()
 
 
-def test_embed_gives_a_row_for_each_text(client: TestClient, loaded: dict[str, Any]) -> None:
+def test_embed_returns_a_row_per_text(client: TestClient, loaded: dict[str, Any]) -> None:
     expected = plain(loaded["folder"] / "embedder", *TEXTS)
     raw = np.array(post(client, "/embed", inputs=TEXTS, normalize=False))
     np.testing.assert_allclose(raw, expected, atol=2e-4, rtol=1e-3)
@@ -50,7 +50,7 @@ def test_embed_gives_a_row_for_each_text(client: TestClient, loaded: dict[str, A
     np.testing.assert_allclose(post(client, "/embed", inputs=TEXTS, dimensions=5), short, atol=2e-4)
 
 
-def test_embed_takes_token_ids(client: TestClient) -> None:
+def test_embed_accepts_token_ids(client: TestClient) -> None:
     ids = [2, 4, 5, 3]  # [CLS] time year [SEP]
     by_text = post(client, "/embed", inputs=["time year"])
     for inputs in (ids, [ids]):
@@ -58,7 +58,7 @@ def test_embed_takes_token_ids(client: TestClient) -> None:
 
 
 @pytest.mark.parametrize("direction", ["Left", "Right"])
-def test_embed_cuts_where_it_is_asked_to(client: TestClient, direction: str) -> None:
+def test_embed_truncates_on_request(client: TestClient, direction: str) -> None:
     words = WORDS * 2
     kept = words[:22] if direction == "Right" else words[-22:]
     cut = post(client, "/embed", inputs=TOO_LONG, truncate=True, truncation_direction=direction)
@@ -79,7 +79,7 @@ def test_rerank_orders_texts_by_score(client: TestClient, loaded: dict[str, Any]
     assert set(raw[0]) == {"index", "score"}
 
 
-def test_predict_gives_labels_with_their_scores(client: TestClient, loaded: dict[str, Any]) -> None:
+def test_predict_returns_labels_with_scores(client: TestClient, loaded: dict[str, Any]) -> None:
     body = {"model": "classifier"}
     logits = plain(loaded["folder"] / "classifier", "time year", ("life", "state"), classifies=True)
     expected = torch.tensor(logits).softmax(-1).numpy()
@@ -101,8 +101,8 @@ REFUSED: list[tuple[str, Any, int, str]] = [
     ("/embed", {"inputs": ["a", 5]}, 422, "inputs: expected a text"),
     ("/embed", {"inputs": [True]}, 422, "inputs: expected a text"),
     ("/embed", {"inputs": ""}, 422, "inputs cannot be empty"),
-    ("/embed", {"inputs": [10**9]}, 422, "token ids must be from 0 to 19"),
-    ("/embed", {"inputs": [-1]}, 422, "token ids must be from 0 to 19"),
+    ("/embed", {"inputs": [10**9]}, 422, "inputs contains the token id 1000000000; accepted are 0 to 19"),
+    ("/embed", {"inputs": [-1]}, 422, "inputs contains the token id -1; accepted are 0 to 19"),
     ("/embed", {}, 422, "inputs: Field required"),
     ("/embed", [], 422, "the body: Input should be a valid dictionary"),
     ("/embed", {"inputs": "a", "truncate": "yes"}, 422, "truncate: Input should be a valid boolean"),
@@ -112,16 +112,31 @@ REFUSED: list[tuple[str, Any, int, str]] = [
         422,
         "dimensions: Input should be greater than or equal to 1",
     ),
-    ("/embed", {"inputs": "a", "dimensions": 33}, 422, "dimensions=33: the model has 32"),
+    (
+        "/embed",
+        {"inputs": "a", "dimensions": 33},
+        422,
+        "dimensions=33 is not supported by this model; accepted are 1 to 32",
+    ),
     ("/embed", {"inputs": "a", "temperature": 1}, 422, "temperature: Extra inputs are not permitted"),
-    ("/embed", {"inputs": "a", "prompt_name": "query"}, 422, "the model has no prompt 'query'"),
+    (
+        "/embed",
+        {"inputs": "a", "prompt_name": "query"},
+        422,
+        "prompt_name='query' is unknown; accepted: none",
+    ),
     (
         "/embed",
         {"inputs": "a", "model": "other"},
         404,
-        "there is no model 'other'; this server has embedder, ",
+        "model 'other' does not exist; this server has embedder, ",
     ),
-    ("/embed", {"inputs": "a", "model": "ranker"}, 422, "the model 'ranker' is not for embed; embedder is"),
+    (
+        "/embed",
+        {"inputs": "a", "model": "ranker"},
+        422,
+        "model 'ranker' does not support embed; models that do: embedder",
+    ),
     ("/embed", {"inputs": TOO_LONG}, 413, "inputs must have at most 24 tokens, given: 34"),
     ("/rerank", {"query": "a", "texts": []}, 422, "texts: List should have at least 1 item"),
     ("/rerank", {"query": "", "texts": ["a"]}, 422, "query: String should have at least 1 character"),
@@ -133,14 +148,16 @@ REFUSED: list[tuple[str, Any, int, str]] = [
 
 
 @pytest.mark.parametrize(("path", "body", "status", "message"), REFUSED)
-def test_what_is_refused(client: TestClient, path: str, body: Any, status: int, message: str) -> None:
+def test_wrong_requests_are_rejected(
+    client: TestClient, path: str, body: Any, status: int, message: str
+) -> None:
     response = client.post(path, json=body)
     assert (response.status_code, response.json()["error_type"]) == (status, "Validation")
     assert message in response.json()["error"]
 
 
 @pytest.mark.parametrize("body", [b"", b'{"inputs', b"\x80\x04K\x01.", b"[" * 100_000, b'{"inputs": NaN}'])
-def test_what_is_no_json(client: TestClient, body: bytes) -> None:
+def test_bodies_that_are_not_json(client: TestClient, body: bytes) -> None:
     response = client.post("/embed", content=body, headers={"content-type": "application/json"})
     assert response.status_code in (400, 422)
     assert response.json()["error"]

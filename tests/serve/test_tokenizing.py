@@ -28,7 +28,7 @@ def test_ids_are_those_of_transformers(texts: TextTokenizer, text: Text) -> None
 
 
 @pytest.mark.parametrize("direction", ["left", "right"])
-def test_too_long_is_refused_or_cut(texts: TextTokenizer, direction: str) -> None:
+def test_long_texts_are_rejected_or_cut(texts: TextTokenizer, direction: str) -> None:
     long = " ".join(WORDS[:10])
     with pytest.raises(TooLong, match="at most 8 tokens, given: 12"):
         texts.encode(["time", long])
@@ -38,7 +38,7 @@ def test_too_long_is_refused_or_cut(texts: TextTokenizer, direction: str) -> Non
 
 
 @pytest.mark.parametrize("direction", ["left", "right"])
-def test_a_book_is_not_tokenized_to_its_end(texts: TextTokenizer, direction: str) -> None:
+def test_very_long_texts_are_not_tokenized(texts: TextTokenizer, direction: str) -> None:
     book = "time " * 10_000
     with pytest.raises(TooLong, match="at most 2000 characters, given: 50000"):
         texts.encode([book])
@@ -46,7 +46,7 @@ def test_a_book_is_not_tokenized_to_its_end(texts: TextTokenizer, direction: str
     assert len(encoded.ids) == LONGEST
 
 
-def test_given_ids_stay_as_they_are(texts: TextTokenizer) -> None:
+def test_token_ids_stay_unchanged(texts: TextTokenizer) -> None:
     first, second = texts.encode([[2, 7, 3], "time"])
     assert first.ids == [2, 7, 3]
     assert first.type_ids == [0, 0, 0]
@@ -58,7 +58,7 @@ def test_given_ids_stay_as_they_are(texts: TextTokenizer) -> None:
 
 
 @pytest.mark.parametrize("wrong", ["", [], [-1], [20], ("time", "")])
-def test_what_is_no_text(texts: TextTokenizer, wrong: Text) -> None:
+def test_empty_inputs_are_rejected(texts: TextTokenizer, wrong: Text) -> None:
     with pytest.raises(BadInput):
         texts.encode(["time", wrong])
 
@@ -75,6 +75,6 @@ def test_threads_do_not_disturb_one_another(texts: TextTokenizer) -> None:
         assert list(pool.map(cut, directions)) == [expected[direction] for direction in directions]
 
 
-def test_tokenizers_in_python_are_refused() -> None:
-    with pytest.raises(ValueError, match="object is a tokenizer in Python"):
+def test_slow_tokenizers_are_rejected() -> None:
+    with pytest.raises(ValueError, match="object is a slow tokenizer in Python"):
         TextTokenizer(object(), 8)

@@ -14,7 +14,7 @@ from starlette.testclient import TestClient
 from hf_cpu_accel.serve.http.app import Service
 from hf_cpu_accel.serve.limits import BadInput
 from hf_cpu_accel.serve.models import Models
-from hf_cpu_accel.serve.speech.audio import resampled, samples, wav_samples
+from hf_cpu_accel.serve.speech.audio import resample, samples, wav_samples
 from hf_cpu_accel.serve.speech.transcriber import Transcriber
 from tests.serve import sounds
 from tests.serve.sounds import RATE, tone, wav
@@ -29,20 +29,20 @@ def test_pcm_of_every_width(width: int, channels: int) -> None:
 
 
 @pytest.mark.parametrize("rate", [8_000, 11_025, 16_000, 44_100, 48_000])
-def test_other_rates_are_the_same_sound(rate: int) -> None:
-    found = resampled(tone(0.5, rate).astype(np.float32), rate, RATE)
+def test_resampling_preserves_the_audio(rate: int) -> None:
+    found = resample(tone(0.5, rate).astype(np.float32), rate, RATE)
     assert len(found) == RATE // 2
     middle = slice(RATE // 8, -RATE // 8)
     np.testing.assert_allclose(found[middle], tone(0.5)[middle], atol=5e-3)
 
 
-def test_what_a_rate_can_not_hold_is_cut_off() -> None:
-    found = resampled(tone(0.5, 48_000, hertz=12_000.0).astype(np.float32), 48_000, RATE)
+def test_resampling_removes_high_frequencies() -> None:
+    found = resample(tone(0.5, 48_000, hertz=12_000.0).astype(np.float32), 48_000, RATE)
     assert np.abs(found).max() < 1e-3
 
 
 @pytest.mark.parametrize("recording", [b"", b"RIFF", b"ID3 something else", wav(np.zeros(0))])
-def test_what_is_no_recording(recording: bytes) -> None:
+def test_invalid_recordings_are_rejected(recording: bytes) -> None:
     with pytest.raises(BadInput, match="file: "):
         samples(recording, RATE)
 
@@ -62,7 +62,7 @@ def client(recognizer: Any) -> Iterator[TestClient]:
     assert transcriber.close(30)
 
 
-def test_a_recording_is_written_down(client: TestClient, recognizer: Any, tmp_path: Path) -> None:
+def test_recordings_are_transcribed(client: TestClient, recognizer: Any, tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     sound = rng.uniform(-0.5, 0.5, RATE // 2)
     expected = recognizer({"raw": wav_samples(wav(sound))[0], "sampling_rate": RATE})["text"]
@@ -84,8 +84,8 @@ def test_a_recording_is_written_down(client: TestClient, recognizer: Any, tmp_pa
 @pytest.mark.parametrize(
     ("fields", "status", "message"),
     [
-        ({"model": "other"}, 404, "there is no model 'other'"),
-        ({"language": "de"}, 400, "language='de' is unknown; known: none"),
+        ({"model": "other"}, 404, "model 'other' does not exist"),
+        ({"language": "de"}, 400, "language='de' is unknown; accepted: none"),
         ({"prompt": "Words."}, 400, "prompt='Words.' is not supported; accepted: ''"),
         ({"temperature": "0.5"}, 400, "temperature=0.5 is not supported; accepted: 0.0"),
         ({"temperature": "-1"}, 400, "temperature: Input should be greater than or equal to 0"),
@@ -96,13 +96,15 @@ def test_a_recording_is_written_down(client: TestClient, recognizer: Any, tmp_pa
         ),
     ],
 )
-def test_what_is_refused(client: TestClient, fields: dict[str, str], status: int, message: str) -> None:
+def test_wrong_requests_are_rejected(
+    client: TestClient, fields: dict[str, str], status: int, message: str
+) -> None:
     response = client.post("/v1/audio/transcriptions", files={"file": ("a.wav", wav(tone()))}, data=fields)
     assert response.status_code == status
     assert message in response.json()["error"]["message"]
 
 
-def test_forms_that_mean_no_good(client: TestClient) -> None:
+def test_malformed_forms(client: TestClient) -> None:
     assert (
         client.post("/v1/audio/transcriptions", files={"file": ("a.wav", b"a" * 200_000)}).status_code == 413
     )

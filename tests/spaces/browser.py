@@ -108,9 +108,9 @@ def opened(chromium: Any, address: str, viewport: dict[str, int]) -> Iterator[Pa
 def run_and_look(page: Page, name: str) -> None:
     """Click, wait for the chart, open the plan, take a picture, and check what every Space shows."""
     page.locator("#run").click()
-    expect(page.locator("#sentence")).to_contain_text("times as fast", timeout=1000 * SECONDS)
+    expect(page.locator("#sentence")).to_contain_text("Speedup", timeout=1000 * SECONDS)
     expect(page.locator("#chart img")).to_be_visible(timeout=1000 * SECONDS)
-    page.get_by_text("What explain(model) says").click()
+    page.get_by_text("Plan: output of explain(model)").click()
     expect(page.locator("#plan tbody tr").first).to_be_visible()
     page.wait_for_timeout(1000)
     PICTURES.mkdir(parents=True, exist_ok=True)
@@ -118,10 +118,10 @@ def run_and_look(page: Page, name: str) -> None:
     width = page.evaluate("[document.documentElement.scrollWidth, window.innerWidth]")
     assert width[0] <= width[1], f"the page is {width[0]} pixels wide, the screen {width[1]}"
     assert re.search(
-        r"\d times as fast: [\d.]+ m?s instead of [\d.]+ m?s", page.locator("#sentence").inner_text()
+        r"Speedup [\d.]+x.*: [\d.]+ m?s instead of [\d.]+ m?s", page.locator("#sentence").inner_text()
     )
     assert "accelerate_for_cpu(" in page.locator("#code").inner_text()
-    assert "parts replaced" in page.locator("#summary").inner_text()
+    assert "modules replaced" in page.locator("#summary").inner_text()
 
 
 def refused(page: Page, message: str) -> None:
@@ -142,7 +142,7 @@ def test_semantic_search(chromium: Any, viewport: dict[str, int], request: pytes
         assert best.passage in row
         assert f"{best.eager:.3f}" in row
         page.locator("#query textarea, #query input").first.fill(" ")
-        refused(page, "Write what you are looking for.")
+        refused(page, "The query is empty; enter a query.")
 
 
 @pytest.mark.parametrize("viewport", [DESK, PHONE], ids=["desk", "phone"])
@@ -158,7 +158,7 @@ def test_chat(chromium: Any, viewport: dict[str, int], request: pytest.FixtureRe
         *_, expected = chat.stream(model, tokenizer, conversation, 12)
         assert expected.text.strip() in page.inner_text("#eager")
         assert "What is the capital of France?" in page.inner_text("#history")
-        refused(page, "Write a message first.")
+        refused(page, "The message is empty; enter a message.")
         page.locator("#clear").click()
         expect(page.locator("#history")).not_to_contain_text("France")
 
@@ -170,8 +170,8 @@ def test_graph_explorer(chromium: Any, viewport: dict[str, int], request: pytest
     with started("graph-explorer", {}) as address, opened(chromium, address, viewport) as page:
         page.locator("#node input").fill("7")
         run_and_look(page, f"graph-explorer-{request.node.callspec.id}")
-        node = graphs.look(explorer, 7)
-        expected = f"Node 7 is of class {node.label} and has {node.degree} neighbors"
+        node = graphs.node_of(explorer, 7)
+        expected = f"Node 7 has class {node.label} and {node.degree} neighbors"
         assert expected in page.inner_text("#told")
         cells = page.locator("#classes tbody tr").first.locator("td").all_inner_texts()
         assert cells[0] == str(int(node.eager.argmax()))
@@ -184,7 +184,7 @@ def test_graph_explorer(chromium: Any, viewport: dict[str, int], request: pytest
         page.get_by_text(graphs.KARATE).click()
         expect(page.locator("#node input")).to_have_value("0")  # no node of the other graph
         page.locator("#node input").fill("34")
-        refused(page, "There is no node 34; they have the numbers 0 to 33.")
+        refused(page, "Node 34 does not exist; enter a number from 0 to 33.")
 
 
 @pytest.mark.parametrize("viewport", [DESK, PHONE], ids=["desk", "phone"])
@@ -204,7 +204,7 @@ def test_image_generation(chromium: Any, viewport: dict[str, int], request: pyte
             pixels = np.asarray(image.convert("L"), dtype=int)
             assert abs(pixels - np.asarray(expected, dtype=int)).max() <= 8
         page.locator("#seed input").fill("4294967296")
-        refused(page, "The seed is 4294967296; it has to be a whole number from 0 to 2147483647.")
+        refused(page, "The seed is 4294967296; enter a whole number from 0 to 2147483647.")
 
 
 @pytest.mark.parametrize("viewport", [DESK, PHONE], ids=["desk", "phone"])
@@ -217,9 +217,9 @@ def test_speech_to_text(
     with started("speech-to-text", model) as address, opened(chromium, address, viewport) as page:
         run_and_look(page, f"speech-to-text-{request.node.callspec.id}")
         recognizer = pipeline("automatic-speech-recognition", model=str(tmp_path), device="cpu")
-        expected = speech.transcribe(recognizer, speech.heard(wavfile.read(speech.SAMPLE)))
+        expected = speech.transcribe(recognizer, speech.samples_of(wavfile.read(speech.SAMPLE)))
         rows = page.locator("#texts tbody tr").all_inner_texts()
         assert expected
         assert "".join(expected.split()) in "".join(rows[1].split())
         page.get_by_label("Clear").first.click()
-        refused(page, "Record something, or choose a file.")
+        refused(page, "There is no recording; record one or choose a file.")

@@ -22,7 +22,7 @@ def pair():
     return Pair(make_model(), dtype="float32")
 
 
-def test_streams_what_generate_gives(pair, tokenizer):
+def test_streams_the_tokens_of_generate(pair, tokenizer):
     conversation = chat.conversation_of([], " Hello ", 12, tokenizer)
     assert conversation == [{"role": "user", "content": "Hello"}]
     inputs = chat.inputs_of(conversation, tokenizer)
@@ -36,7 +36,7 @@ def test_streams_what_generate_gives(pair, tokenizer):
         assert all(a.seconds <= b.seconds for a, b in itertools.pairwise(answers))
 
 
-def test_goes_on_with_what_was_said(tokenizer):
+def test_continues_the_conversation(tokenizer):
     history = [
         {"role": "user", "content": [{"type": "text", "text": "Hello"}]},
         {"role": "assistant", "content": "Hi", "metadata": None},
@@ -47,7 +47,7 @@ def test_goes_on_with_what_was_said(tokenizer):
     )
 
 
-def test_reader_who_leaves_ends_the_generation(pair, tokenizer):
+def test_closing_the_stream_ends_the_generation(pair, tokenizer):
     steps = []
     hook = pair.eager.register_forward_hook(lambda *_: steps.append(1))
     answers = chat.stream(pair.eager, tokenizer, chat.conversation_of([], "Hello", 128, tokenizer), 128)
@@ -57,7 +57,7 @@ def test_reader_who_leaves_ends_the_generation(pair, tokenizer):
     assert len(steps) < 128
 
 
-def test_error_of_the_model_is_told(tokenizer):
+def test_error_of_the_model_is_raised(tokenizer):
     class Broken(torch.nn.Module):
         def generate(self, **_):
             raise RuntimeError("no weights")
@@ -67,10 +67,10 @@ def test_error_of_the_model_is_told(tokenizer):
         list(answers)
 
 
-def test_times_are_for_as_many_tokens():
+def test_times_are_for_equal_numbers_of_tokens():
     comparison = chat.compare(chat.Answer("", (1, 2, 3, 4), 2.0), chat.Answer("", (1, 2), 0.5))
     assert comparison.rates == (2, 4)
-    assert str(comparison) == "2.00 times as fast: 500 ms instead of 1.00 s for 2 tokens"
+    assert str(comparison) == "Speedup 2.00x: 500 ms instead of 1.00 s for 2 tokens"
 
 
 def test_agreement_in_words():
@@ -83,19 +83,19 @@ def test_agreement_in_words():
 @pytest.mark.parametrize(
     ("message", "new_tokens", "refusal"),
     [
-        (" \n", 5, "Write a message first"),
-        (1001 * "a", 5, "has 1001 letters; up to 1000"),
-        ("a", 0, "1 to 128 tokens, not 0"),
-        ("a", 129, "1 to 128 tokens, not 129"),
+        (" \n", 5, "The message is empty"),
+        (1001 * "a", 5, "has 1001 characters; the limit is 1000"),
+        ("a", 0, "0 new tokens were requested; enter 1 to 128"),
+        ("a", 129, "129 new tokens were requested; enter 1 to 128"),
     ],
 )
-def test_refuses(message, new_tokens, refusal, tokenizer):
+def test_invalid_messages_are_rejected(message, new_tokens, refusal, tokenizer):
     with pytest.raises(ValueError, match=refusal):
         chat.conversation_of([], message, new_tokens, tokenizer)
 
 
-def test_refuses_a_conversation_that_is_too_long(tokenizer):
+def test_long_conversations_are_rejected(tokenizer):
     history = [{"role": "user", "content": 700 * "a"}, {"role": "assistant", "content": 180 * "b"}]
-    with pytest.raises(ValueError, match=r"The conversation would have 10\d\d tokens; up to 1024"):
+    with pytest.raises(ValueError, match=r"The conversation would have 10\d\d tokens; the limit is 1024"):
         chat.conversation_of(history, 100 * "c", 50, tokenizer)
     assert len(chat.conversation_of(history, "c", 50, tokenizer)) == 3

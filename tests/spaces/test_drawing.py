@@ -19,9 +19,9 @@ def pair():
     return Pair(drawing.load(), dtype="float32")
 
 
-def test_draws_the_digit_that_is_asked_for(pair):
-    known = load_digits()
-    reader = KNeighborsClassifier(5).fit(known.data, known.target)
+def test_draws_the_requested_digit(pair):
+    examples = load_digits()
+    reader = KNeighborsClassifier(5).fit(examples.data, examples.target)
     right = 0
     for digit in (0, 2, 5, 8):
         images = drawing.draw(pair.accelerated, digit, 8, 12, seed=digit)
@@ -62,15 +62,15 @@ def test_sheet_has_four_in_a_row_dark_on_white():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((10, 1, 1, 0), "The digit is 10; it has to be a whole number from 0 to 9"),
+        ((10, 1, 1, 0), "The digit is 10; enter a whole number from 0 to 9"),
         ((1, 0, 1, 0), "The number of images is 0"),
-        ((1, 17, 1, 0), "The number of images is 17; it has to be a whole number from 1 to 16"),
+        ((1, 17, 1, 0), "The number of images is 17; enter a whole number from 1 to 16"),
         ((1, 1, 51, 0), "The number of steps is 51"),
         ((1, 1, 1, -1), "The seed is -1"),
         ((1.5, 1, 1, 0), "The digit is 1.5"),
     ],
 )
-def test_refuses(pair, arguments, message):
+def test_invalid_settings_are_rejected(pair, arguments, message):
     with pytest.raises(ValueError, match=message):
         drawing.draw(pair.eager, *arguments)
 

@@ -20,7 +20,7 @@ def explorer(request):
     return graphs.explore(request.param, nodes=800)
 
 
-def test_model_learns_and_both_say_the_same(explorer):
+def test_model_learns_and_both_models_agree(explorer):
     assert explorer.accuracy > 0.6
     eager, accelerated = (
         graphs.classify(model, explorer.data) for model in (explorer.pair.eager, explorer.pair.accelerated)
@@ -30,16 +30,16 @@ def test_model_learns_and_both_say_the_same(explorer):
     assert not explain(explorer.pair.eager).items
 
 
-def test_graph_is_made_anew_the_same():
+def test_graph_and_model_are_reproducible():
     state = torch.random.get_rng_state()
     first, second = (graphs.explore(graphs.KARATE, seed=3) for _ in range(2))
     assert torch.equal(torch.random.get_rng_state(), state)
     assert first.accuracy == second.accuracy
-    with pytest.raises(ValueError, match="no graph 'roads'"):
+    with pytest.raises(ValueError, match="Graph 'roads' does not exist"):
         graphs.explore("roads")
 
 
-def test_communities_are_what_their_text_says():
+def test_communities_are_as_documented():
     data = graphs.communities(4000)
     source, target = data.edge_index
     same = (data.y[source] == data.y[target]).float().mean()
@@ -49,7 +49,7 @@ def test_communities_are_what_their_text_says():
 
 
 def test_node_has_its_neighbors_and_its_classes(explorer):
-    node = graphs.look(explorer, 5)
+    node = graphs.node_of(explorer, 5)
     source, target = explorer.data.edge_index
     expected = sorted(set(source[target == 5].tolist()))
     assert node.degree == len(expected)
@@ -60,13 +60,13 @@ def test_node_has_its_neighbors_and_its_classes(explorer):
 
 
 @pytest.mark.parametrize("number", [-1, 800, 2.5])
-def test_refuses_nodes_that_are_not_there(explorer, number):
-    with pytest.raises(ValueError, match=f"There is no node {number}; they have the numbers 0 to "):
-        graphs.look(explorer, number)
+def test_missing_nodes_are_rejected(explorer, number):
+    with pytest.raises(ValueError, match=f"Node {number} does not exist; enter a number from 0 to "):
+        graphs.node_of(explorer, number)
 
 
 def test_click_finds_the_node_that_is_drawn_there(explorer):
-    node = graphs.look(explorer, 0)
+    node = graphs.node_of(explorer, 0)
     picture = drawing.draw(explorer, node)
     assert picture.shape == (drawing.SIZE, drawing.SIZE, 3)
     for number, (right, up) in drawing.places(node).items():
@@ -80,9 +80,9 @@ def test_click_finds_the_node_that_is_drawn_there(explorer):
 
 
 def test_edges_are_those_among_the_nodes(explorer):
-    found = set(drawing.edges_among(explorer, {0, 1, 2, 3}))
+    inside = set(drawing.edges_among(explorer, {0, 1, 2, 3}))
     edges = zip(*explorer.data.edge_index.tolist(), strict=True)
-    assert found == {edge for edge in edges if set(edge) <= {0, 1, 2, 3}}
+    assert inside == {edge for edge in edges if set(edge) <= {0, 1, 2, 3}}
 
 
 def test_measures_a_pass_over_all_nodes(explorer):

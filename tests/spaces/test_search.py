@@ -22,12 +22,13 @@ def pair():
         ("when do I get my money back?", "Refunds"),
     ],
 )
-def test_finds_what_is_meant(pair, query, word):
-    found = search.search(pair, query, search.PASSAGES)
-    assert len(found) == search.SHOWN
-    assert any(word in row.passage for row in found[:2])
-    assert [row.accelerated for row in found] == sorted((row.accelerated for row in found), reverse=True)
-    assert all(abs(row.eager - row.accelerated) < 1e-4 for row in found)
+def test_finds_passages_by_meaning(pair, query, word):
+    matches = search.search(pair, query, search.PASSAGES)
+    assert len(matches) == search.SHOWN
+    assert any(word in match.passage for match in matches[:2])
+    scores = [match.accelerated for match in matches]
+    assert scores == sorted(scores, reverse=True)
+    assert all(abs(match.eager - match.accelerated) < 1e-4 for match in matches)
 
 
 def test_measures_all_passages(pair):
@@ -40,25 +41,25 @@ def test_measures_all_passages(pair):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("\n \n", "There are 0 passages; write 1 to 200"),
+        ("\n \n", "There are 0 passages; enter 1 to 200"),
         ("a\n" * 201, "There are 201 passages"),
-        ("a\n" + 301 * "b", "Passage 2 has 301 letters; up to 300"),
+        ("a\n" + 301 * "b", "Passage 2 has 301 characters; the limit is 300"),
     ],
 )
-def test_refuses_passages(text, message):
+def test_invalid_passages_are_rejected(text, message):
     with pytest.raises(ValueError, match=message):
         search.passages_of(text)
 
 
 @pytest.mark.parametrize(
-    ("text", "message"), [(" \n", "Write what you are looking for"), (301 * "a", "has 301 letters")]
+    ("text", "message"), [(" \n", "The query is empty"), (301 * "a", "has 301 characters")]
 )
-def test_refuses_queries(text, message):
+def test_invalid_queries_are_rejected(text, message):
     with pytest.raises(ValueError, match=message):
-        search.checked_query(text)
+        search.query_of(text)
 
 
-def test_takes_what_is_just_allowed():
-    assert search.checked_query(f" {300 * 'a'} ") == 300 * "a"
+def test_accepts_texts_at_the_limits():
+    assert search.query_of(f" {300 * 'a'} ") == 300 * "a"
     assert search.passages_of(f"{300 * 'a'}\n\n b \n" + "c\n" * 198)[:2] == [300 * "a", "b"]
     assert search.passages_of("\n".join(search.PASSAGES)) == search.PASSAGES

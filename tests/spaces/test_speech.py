@@ -28,19 +28,19 @@ def tone(rate, seconds=1.0, hertz=440.0):
     return np.sin(2 * np.pi * hertz * np.arange(int(rate * seconds)) / rate)
 
 
-def test_both_models_hear_the_same(pair):
-    samples = speech.heard((16_000, tone(16_000)))
+def test_both_models_transcribe_the_same(pair):
+    samples = speech.samples_of((16_000, tone(16_000)))
     text = speech.transcribe(pair.eager, samples)
     assert text
     assert speech.transcribe(pair.accelerated, samples) == text
     assert speech.transcribe(pair.eager, samples) == text, "the recording is left as it was"
     comparison = speech.measure(pair, samples)
-    assert (comparison.amount, comparison.unit) == (1.0, "seconds of sound")
+    assert (comparison.amount, comparison.unit) == (1.0, "seconds of audio")
 
 
 def test_sample_can_be_heard():
     rate, samples = wavfile.read(speech.SAMPLE)
-    sound = speech.heard((rate, samples))
+    sound = speech.samples_of((rate, samples))
     assert 2 < len(sound) / speech.RATE < speech.LONGEST
     assert 0.1 < np.abs(sound).max() <= 1.01
 
@@ -54,7 +54,7 @@ def test_recordings_of_all_kinds_become_the_same_sound(rate, dtype, channels):
     samples = samples.astype(dtype)
     if channels is not None:
         samples = np.stack([samples] * channels, axis=1)
-    sound = speech.heard((rate, samples))
+    sound = speech.samples_of((rate, samples))
     assert sound.dtype == np.float32
     assert sound.shape == (16_000,)
     scale = 1.0 if dtype == "float32" else 0.5
@@ -65,13 +65,13 @@ def test_recordings_of_all_kinds_become_the_same_sound(rate, dtype, channels):
 @pytest.mark.parametrize(
     ("recording", "message"),
     [
-        (None, "Record something"),
+        (None, "There is no recording"),
         ((16_000, np.zeros(0, np.int16)), "takes 0.0 s; 0.2 to 30 s"),
         ((16_000, np.zeros(16_000 * 31, np.int16)), "takes 31.0 s"),
-        ((10, np.zeros(100, np.int16)), "has 10 samples a second"),
-        ((10**9, np.zeros(100, np.int16)), "has 1000000000 samples a second"),
+        ((10, np.zeros(100, np.int16)), "rate of the recording is 10 Hz"),
+        ((10**9, np.zeros(100, np.int16)), "rate of the recording is 1000000000 Hz"),
     ],
 )
-def test_refuses(recording, message):
+def test_invalid_recordings_are_rejected(recording, message):
     with pytest.raises(ValueError, match=message):
-        speech.heard(recording)
+        speech.samples_of(recording)

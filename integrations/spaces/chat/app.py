@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import gradio as gr
-from chat import DTYPES, MOST_LETTERS, MOST_NEW_TOKENS, agreement, compare, conversation_of, load, stream
+from chat import DTYPES, MOST_CHARACTERS, MOST_NEW_TOKENS, agreement, compare, conversation_of, load, stream
 
 from hf_cpu_accel.serve.comparison import Pair
 from hf_cpu_accel.serve.space import Results, run, with_clear_errors
@@ -29,7 +29,7 @@ def code(dtype: str) -> str:
 
 
 def page() -> gr.Blocks:
-    """The page around two copies of the model."""
+    """Return the page for two copies of the model."""
     model, tokenizer = load()
     pair = Pair(model)
 
@@ -39,8 +39,8 @@ def page() -> gr.Blocks:
         unchanged = [gr.skip()] * 5
         for accelerated in stream(pair.accelerated, tokenizer, conversation, int(new_tokens)):
             if len(accelerated.tokens) % EVERY == 1:
-                yield "", [*conversation, said(accelerated.text)], "", *unchanged
-        history = [*conversation, said(accelerated.text)]
+                yield "", [*conversation, reply(accelerated.text)], "", *unchanged
+        history = [*conversation, reply(accelerated.text)]
         yield "", history, "", *unchanged
         if not again:
             return
@@ -52,26 +52,24 @@ def page() -> gr.Blocks:
 
     with gr.Blocks(title="Chat on a CPU") as blocks:
         gr.Markdown(
-            "# Chat on a CPU\nSmolLM2 with 135 million weights answers, first with one line of hf_cpu_accel, then once more in "
-            "PyTorch as it is, word by word as they come. It is small: do not believe what it says."
+            "# Chat on a CPU\nSmolLM2 with 135 million parameters answers twice: first accelerated with one line of hf_cpu_accel, "
+            "then in PyTorch (eager). The answers are streamed. The model is small, so its answers are often wrong."
         )
         history = gr.Chatbot(label="Accelerated", height=320, buttons=["copy"], elem_id="history")
-        with gr.Accordion("The last answer in PyTorch as it is", open=True):
+        with gr.Accordion("Last answer in PyTorch (eager)", open=True):
             eager = gr.Markdown(elem_id="eager", min_height=60)
-        message = gr.Textbox(QUESTIONS[0], label="Your message", max_length=MOST_LETTERS, elem_id="message")
+        message = gr.Textbox(
+            QUESTIONS[0], label="Your message", max_length=MOST_CHARACTERS, elem_id="message"
+        )
         with gr.Row():
             button = gr.Button("Send", variant="primary", elem_id="run")
             clear = gr.Button("New conversation", elem_id="clear")
-        gr.Examples([[text] for text in QUESTIONS], message, label="For example")
-        dtype = gr.Radio(
-            DTYPES, value="auto", label="Numbers that the accelerated model computes with", elem_id="dtype"
-        )
+        gr.Examples([[text] for text in QUESTIONS], message, label="Examples")
+        dtype = gr.Radio(DTYPES, value="auto", label="dtype of the accelerated model", elem_id="dtype")
         new_tokens = gr.Slider(
-            1, MOST_NEW_TOKENS, value=48, step=1, label="Tokens of an answer, at most", elem_id="tokens"
+            1, MOST_NEW_TOKENS, value=48, step=1, label="Maximum new tokens", elem_id="tokens"
         )
-        again = gr.Checkbox(
-            True, label="Answer a second time in PyTorch as it is, to compare", elem_id="again"
-        )
+        again = gr.Checkbox(True, label="Compare with PyTorch (eager)", elem_id="again")
         results = Results(code("auto"))
         gr.on(
             [button.click, message.submit],
@@ -79,14 +77,15 @@ def page() -> gr.Blocks:
             [message, history, dtype, new_tokens, again],
             [message, history, eager, *results.outputs],
             concurrency_id="model",
-            show_progress_on=history,  # and the word "Error", which stands on every output else
+            show_progress_on=history,  # without it every output shows the progress and the word "Error"
             api_name="chat",
         )
         clear.click(lambda: ([], ""), None, [history, eager], api_visibility="private")
     return blocks
 
 
-def said(text: str) -> dict[str, str]:
+def reply(text: str) -> dict[str, str]:
+    """Return a message of the assistant."""
     return {"role": "assistant", "content": text}
 
 

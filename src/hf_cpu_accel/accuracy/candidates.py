@@ -1,4 +1,4 @@
-"""The dtypes that may be chosen, the fastest first, and how much faster they are, as known of the instructions of this CPU."""
+"""The candidate dtypes, the fastest first, and their modeled speedups for the instructions of this CPU."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from torch import nn
 from hf_cpu_accel import extension
 from hf_cpu_accel.runtime import hardware
 
-# Products of 8 to 128 rows against float32's, by 768 x 3072 weights on one core: of a Zen 4 that was held to each tier, and of a
-# Xeon with AMX (geometric means). Tiers between "avx512_vnni" and "amx" have the integer products of the former at least.
+# Speedups of products over float32, for 8 to 128 rows and 768 x 3072 weights on one core (geometric means). Measured on a Zen 4
+# that was capped to each tier, and on a Xeon with AMX. Tiers between "avx512_vnni" and "amx" have at least the integer products
+# of "avx512_vnni".
 _PRODUCTS = {"int8": 1.8, "int8-weight": 1.0, "bfloat16": 1.0, "float32": 1.0}
 _PRODUCTS_WITHOUT_VNNI = {**_PRODUCTS, "int8": 1.7, "int8-weight": 1.5}
 _PRODUCTS_OF_VNNI = {**_PRODUCTS, "int8": 3.3, "int8-weight": 1.9}
@@ -18,13 +19,14 @@ _BITS = {"float32": 32.0, "bfloat16": 16.0, "int8": 8.0, "int8-weight": 8.0, "in
 
 
 def candidates(model: nn.Module, weights: int | None = None) -> tuple[str, ...]:
-    """Those for `model`, the fastest first.
+    """Return the candidate dtypes for a model, the fastest first.
 
-    Text that is generated waits for the weights to be read, once for each token: there a dtype is as fast as it is small, and int4
-    is one of them where the weights do not stay in the cache. Elsewhere it is as fast as its products are, and int4's are int8's.
+    Text generation reads all weights for each token, so a smaller dtype is faster. int4 is a candidate if the weights do not fit in
+    the L3 cache. For other models, the speed of the products decides, and the products of int4 are those of int8.
 
     Args:
-        weights: how many numbers they have, where its parameters do not tell.
+        model: the model.
+        weights: number of weights; None to count the parameters.
     """
     if generates(model):
         if weights is None:
@@ -32,17 +34,19 @@ def candidates(model: nn.Module, weights: int | None = None) -> tuple[str, ...]:
         from_memory = weights > (hardware.detect().l3 or 0)  # as bytes of int8
         return ("int4",) * from_memory + ("int8", "int8-weight", "bfloat16", "float32")
     products = _products()
-    worthless = 1.0 < products["bfloat16"] >= products["int8-weight"]  # bfloat16 is as fast and nearer
-    return ("int8", *("int8-weight",) * (not worthless), "bfloat16", "float32")
+    is_useless = (
+        1.0 < products["bfloat16"] >= products["int8-weight"]
+    )  # bfloat16 is as fast and more accurate
+    return ("int8", *("int8-weight",) * (not is_useless), "bfloat16", "float32")
 
 
 def bits_of(dtype: str) -> float:
-    """Of one number of a weight."""
+    """Return the bits per weight of a dtype."""
     return _BITS[dtype]
 
 
 def gain(dtype: str, than: str, *, generates: bool) -> float:
-    """How many times as fast `dtype` may be as `than`: by the bytes of a weight where text is generated, else by products."""
+    """Return the modeled speedup of `dtype` over `than`: by the bytes of weights for text generation, or else by products."""
     if generates:
         return _BITS[than] / _BITS[dtype]
     products = _products()
@@ -60,7 +64,7 @@ def _products() -> dict[str, float]:
 
 
 def generates(model: nn.Module) -> bool:
-    """Whether `model` is one of transformers that writes text, without an encoder that it reads."""
+    """Return whether `model` is a decoder-only model of transformers that generates text."""
     can_generate = getattr(model, "can_generate", None)
     config = getattr(model, "config", None)
     return (

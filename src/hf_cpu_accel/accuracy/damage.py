@@ -1,4 +1,4 @@
-"""Which packed weights of a model round most: the error of each on its own, on what it is given in the examples."""
+"""Rank the packed weights of a model by the error that each causes alone, on its inputs in the examples."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from hf_cpu_accel.rewrite.saved import saved_weights
 
 @dataclass(frozen=True)
 class Unit:
-    """Modules that are packed in one dtype, since they are computed as one: query, key and value, or all experts.
+    """Modules that share one dtype because they are computed together: query, key and value, or all experts.
 
     Attributes:
-        modules: their paths.
-        weights: the paths of their weights.
+        modules: paths of the modules.
+        weights: paths of their weights.
     """
 
     modules: tuple[str, ...]
@@ -28,7 +28,7 @@ class Unit:
 
 
 def units_of(root: nn.Module) -> list[Unit]:
-    """Those of an accelerated model that are packed narrower than float32, in the order of their paths."""
+    """Return the units of an accelerated model that are packed in fewer bits than float32, in the order of their paths."""
     weights: dict[tuple[str, ...], list[str]] = {}
     for weight in saved_weights(root):
         if weight.packed.dtype != "float32":
@@ -39,22 +39,25 @@ def units_of(root: nn.Module) -> list[Unit]:
     )
 
 
-def ranked(
+def rank(
     model: nn.Module, run: Callable[[], None], units: Sequence[Unit], dtype: str, group: int
 ) -> list[Unit]:
-    """`units` by the error that packing as `dtype` makes in their outputs, the largest first.
+    """Sort units by the error of their outputs when packed as `dtype`, the largest first.
 
-    It takes one pass over the examples, and memory for 64 rows of each layer's input. Of what is no linear, and was not called, the
-    error of the weight itself stands for that of the output.
+    It needs one pass over the examples, and memory for 64 rows of the input of each layer. For modules that are not linears or that
+    were not called, the error of the weight replaces that of the output.
 
     Args:
-        model: as it was made, with the weights of all `units`.
+        model: the original model with the weights of all units.
         run: calls it with the examples.
+        units: the units.
+        dtype: the dtype.
+        group: group size of int4.
     """
     layers = linears_of(model)
-    wanted = {path: layers[path] for unit in units for path in unit.modules if path in layers}
+    observed = {path: layers[path] for unit in units for path in unit.modules if path in layers}
     sample = RowSample()
-    with layer_inputs(wanted, sample):
+    with layer_inputs(observed, sample):
         run()
     rows = sample.rows()
     errors = {unit: _error(model, unit, rows, dtype, group) for unit in units}
@@ -62,24 +65,24 @@ def ranked(
 
 
 def _error(model: nn.Module, unit: Unit, rows: dict[str, Tensor], dtype: str, group: int) -> float:
-    """Relative to the length of the outputs, of all rows together."""
-    wrong = right = 0.0
+    """Return the error of the outputs over all rows, relative to their length."""
+    error = length = 0.0
     for weight, path in _weights(model, unit):
-        given = rows.get(path)
+        inputs = rows.get(path)
         packed = pack_linear(weight, nearest_form(weight, dtype, group), int4_group=group)
-        if given is None:
+        if inputs is None:
             difference, expected = unpack_linear(packed) - weight, weight
         else:
-            input = given.float()
+            input = inputs.float()
             expected = input @ weight.T
             difference = linear(input, packed, None) - expected
-        wrong += difference.double().square().sum().item()
-        right += expected.double().square().sum().item()
-    return (wrong / right) ** 0.5 if right > 0 else 0.0
+        error += difference.double().square().sum().item()
+        length += expected.double().square().sum().item()
+    return (error / length) ** 0.5 if length > 0 else 0.0
 
 
 def _weights(model: nn.Module, unit: Unit) -> Iterator[tuple[Tensor, str]]:
-    """(weight as a float32 matrix [out_features, in_features], path of the module) of each."""
+    """Yield (float32 matrix [out_features, in_features], path of the module) for each weight."""
     for path in unit.weights:
         module_path = path.rpartition(".")[0]
         weight = model.get_parameter(path).detach().float()

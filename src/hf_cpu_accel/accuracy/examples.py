@@ -1,4 +1,4 @@
-"""From what the user gives as examples, or from nothing, to calls of each model of the target."""
+"""Convert the examples of the user, or built-in examples, to calls of each model of the target."""
 
 from __future__ import annotations
 
@@ -22,62 +22,62 @@ from hf_cpu_accel.rewrite.core.foreign_code import call_foreign
 from hf_cpu_accel.rewrite.core.refusal import Refusal
 
 ACCEPTED = (
-    "a list of texts, images, sounds (arrays of one dimension), dicts of inputs, tensors or tuples of tensors, or an iterable of "
-    "such, as a DataLoader is"
+    "a list of texts, images, audio (arrays of one dimension), dicts of inputs, tensors or tuples of tensors, or an iterable of "
+    "them such as a DataLoader"
 )
-_MOST = 64  # of an iterable
-_MOST_CALLS = 6  # of one model of a pipeline
-_STEPS = 2  # of a diffusion pipeline
+_MOST = 64  # examples
+_MOST_CALLS = 6  # per model of a pipeline
+_STEPS = 2  # denoising steps of a diffusion pipeline
 
 
 @dataclass(frozen=True)
 class Examples:
-    """
+    """The calls of the models of a target.
+
     Attributes:
-        calls: for each model of the target, in their order; none for those that the target did not call.
-        told: what they are, in words.
-        whole: what is called, and whose outputs count; None where that is each model by itself.
-        others: the dtype of those without calls.
+        calls: the calls of each model, in the order of the models; empty for models that the target did not call.
+        description: description of the examples.
+        called: the module to call, whose outputs are compared; None for each model itself.
+        default_dtype: dtype of models without calls.
     """
 
     calls: tuple[list[Call], ...]
-    told: str
-    whole: nn.Module | None = None
-    others: str = "auto"
+    description: str
+    called: nn.Module | None = None
+    default_dtype: str = "auto"
 
 
 def check_examples(examples: object, accuracy: float | None) -> None:
-    """
+    """Check the argument `examples`.
+
     Raises:
-        TypeError: no list of examples.
-        ValueError: an empty one, or there is no `accuracy` to be measured on them.
+        TypeError: a value that is not a list or an iterable.
+        ValueError: an empty list, or examples without `accuracy`.
     """
     if examples is None:
         return
     if isinstance(examples, str | bytes | Mapping | Tensor) or not isinstance(examples, Iterable):
         raise TypeError(
-            f"examples is a {type(examples).__name__}: expected {ACCEPTED}; a single one goes into a list"
+            f"examples is a {type(examples).__name__}: expected {ACCEPTED}; pass a single example in a list"
         )
     if accuracy is None:
-        raise ValueError("examples: they are what accuracy=... is measured on, and that was not given")
-    if isinstance(examples, Sequence) and not examples:
         raise ValueError(
-            "examples is empty: expected at least one; without the argument there are built-in ones"
+            "examples need accuracy=..., which is measured on them; pass it, or leave examples out"
         )
+    if isinstance(examples, Sequence) and not examples:
+        raise ValueError("examples is empty: expected at least one; leave it out for built-in examples")
 
 
 def make_examples(target: Any, roots: Sequence[Root], examples: Iterable[Any] | None) -> Examples:
-    """The calls of the models of `target`, which are as they were made.
+    """Return the calls of the original models of `target`.
 
     Raises:
-        TypeError: an example that nothing in `target` takes, naming it.
-        ValueError: there are no examples.
+        TypeError: an example that the target does not accept.
+        ValueError: no examples.
     """
     items = None if examples is None else list(islice(examples, _MOST))
     if items is not None and not items:
-        raise ValueError(
-            "examples is empty: expected at least one; without the argument there are built-in ones"
-        )
+        raise ValueError("examples is empty: expected at least one; leave it out for built-in examples")
     if roots[0].host == "sentence_transformers":
         return _of_encoder(target, roots, items)
     if len(roots) > 1:
@@ -86,37 +86,42 @@ def make_examples(target: Any, roots: Sequence[Root], examples: Iterable[Any] | 
     tools = Preprocessors(target, model)
     if items is not None:
         calls = [_call(item, f"examples[{place}]", tools) for place, item in enumerate(items)]
-        return Examples((calls,), counted(len(calls), "example"))
+        return Examples((calls,), count_text(len(calls), "example"))
     if takes_ids(model) and tools.takes_texts:
         texts = built_in_texts()
         calls = [tools.of_text(text, f"built-in text {place}") for place, text in enumerate(texts)]
         if not isinstance(call_foreign(calls[0], model), Refusal):
             return Examples((calls,), f"{len(texts)} built-in texts")
     calls = built_in_calls(model)
-    told = "random token ids (texts as examples=[...] say more)" if takes_ids(model) else "made-up inputs"
-    return Examples((calls,), f"{counted(len(calls), 'call')} with {told}")
+    inputs = (
+        "random token ids (texts as examples=[...] are more meaningful)"
+        if takes_ids(model)
+        else "synthetic inputs"
+    )
+    return Examples((calls,), f"{count_text(len(calls), 'call')} with {inputs}")
 
 
 def _of_encoder(encoder: Any, roots: Sequence[Root], items: list[Any] | None) -> Examples:
-    """Calls of an encoder of sentences as a whole, for the models of transformers in it.
+    """Return calls of a sentence encoder for the transformers models in it.
 
-    What else has weights stays in float32: it is small, and the last before the answer.
+    Other modules with weights stay in float32, because they are small and close to the output.
     """
     tools = Preprocessors(encoder, encoder)
     if items is None:
         texts = built_in_texts()
         pairs = type(encoder).__name__ == "CrossEncoder"
-        given: list[Any] = list(zip(texts, texts[1:] + texts[:1], strict=True)) if pairs else list(texts)
-        calls = [tools.of_text(text, f"built-in text {place}") for place, text in enumerate(given)]
+        inputs: list[Any] = list(zip(texts, texts[1:] + texts[:1], strict=True)) if pairs else list(texts)
+        calls = [tools.of_text(text, f"built-in text {place}") for place, text in enumerate(inputs)]
     else:
         calls = [_call(item, f"examples[{place}]", tools) for place, item in enumerate(items)]
-    told = f"{len(calls)} built-in texts" if items is None else counted(len(calls), "example")
+    description = f"{len(calls)} built-in texts" if items is None else count_text(len(calls), "example")
     each: list[list[Call]] = [calls if is_model(root.module) else [] for root in roots]
-    return Examples(tuple(each), told, encoder, "float32")
+    return Examples(tuple(each), description, encoder, "float32")
 
 
-def counted(number: int, what: str) -> str:
-    return f"{number} {what}{'s' * (number != 1)}"
+def count_text(number: int, noun: str) -> str:
+    """Return a number with a noun, such as "3 examples"."""
+    return f"{number} {noun}{'s' * (number != 1)}"
 
 
 def _call(item: Any, name: str, tools: Preprocessors) -> Call:
@@ -129,61 +134,63 @@ def _call(item: Any, name: str, tools: Preprocessors) -> Call:
     if isinstance(item, list | tuple) and item and all(isinstance(part, Tensor) for part in item):
         return Call(tuple(item), {}, name)
     if hasattr(item, "ndim") and hasattr(item, "dtype"):
-        return tools.of_sound(item, name) if item.ndim == 1 else tools.of_image(item, name)
-    if hasattr(item, "convert") and hasattr(item, "size"):  # of Pillow, which need not be there
+        return tools.of_audio(item, name) if item.ndim == 1 else tools.of_image(item, name)
+    if hasattr(item, "convert") and hasattr(item, "size"):  # an image of Pillow, which may not be installed
         return tools.of_image(item, name)
     raise TypeError(f"{name} is a {type(item).__name__}: expected {ACCEPTED}")
 
 
 def _is_pair(item: Any) -> bool:
-    """Of texts, as cross-encoders take them."""
+    """Return whether an example is a pair of texts for a cross-encoder."""
     return isinstance(item, list | tuple) and len(item) == 2 and all(isinstance(text, str) for text in item)
 
 
 def _of_pipeline(target: Any, roots: Sequence[Root], items: list[Any] | None) -> Examples:
-    """The calls that the models get while the target is called with the examples.
+    """Call the target with the examples, and return the calls of its models.
 
     Raises:
-        TypeError: the target is nothing to be called.
+        TypeError: the target is not callable.
+        ValueError: the target does not accept an example.
     """
     if not callable(target):
         raise TypeError(
-            f"accuracy: a {type(target).__name__} of several models cannot be called: accelerate them one by one"
+            f"accuracy is not supported for a {type(target).__name__} with several models that is not callable: accelerate its "
+            "models one by one"
         )
     calls: tuple[list[Call], ...] = tuple([] for _ in roots)
     handles = [
-        root.module.register_forward_pre_hook(partial(_record, kept, root.name), with_kwargs=True)
-        for root, kept in zip(roots, calls, strict=True)
+        root.module.register_forward_pre_hook(partial(_record, recorded, root.name), with_kwargs=True)
+        for root, recorded in zip(roots, calls, strict=True)
     ]
     few = _few_steps(target)
     try:
         for place, item in enumerate(built_in_texts()[:1] if items is None else items):
-            given = item if isinstance(item, Mapping) else {}
+            arguments = item if isinstance(item, Mapping) else {}
             with torch.no_grad(), torch.random.fork_rng(devices=[]):
                 torch.manual_seed(0)
                 try:
-                    target(*(() if given else (item,)), **{**few, **given})
+                    target(*(() if arguments else (item,)), **{**few, **arguments})
                 except Exception as error:
                     name = "accuracy: the built-in text" if items is None else f"examples[{place}]"
                     raise ValueError(
-                        f"{name}: {type(target).__name__} raised {type(error).__name__}: {error}; expected what it is called "
-                        "with, as dicts of arguments"
+                        f"{name}: {type(target).__name__} raised {type(error).__name__}: {error}; expected a dict of its arguments"
                     ) from error
     finally:
         for handle in handles:
             handle.remove()
-    what = counted(len(items), "example") if items is not None else "a built-in text"
-    return Examples(calls, f"the calls of {what}")
+    source = count_text(len(items), "example") if items is not None else "a built-in text"
+    return Examples(calls, f"the calls of {source}")
 
 
 def _few_steps(target: Any) -> dict[str, Any]:
+    """Return the arguments that make a diffusion pipeline run few steps."""
     names = inspect.signature(type(target).__call__).parameters
-    wanted = {"num_inference_steps": _STEPS, "output_type": "latent"}
-    return {name: value for name, value in wanted.items() if name in names}
+    options = {"num_inference_steps": _STEPS, "output_type": "latent"}
+    return {name: value for name, value in options.items() if name in names}
 
 
 def _record(
-    kept: list[Call], name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    calls: list[Call], name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
-    if len(kept) < _MOST_CALLS:
-        kept.append(Call(args, dict(kwargs), f"call {len(kept)} of {name}"))
+    if len(calls) < _MOST_CALLS:
+        calls.append(Call(args, dict(kwargs), f"call {len(calls)} of {name}"))

@@ -1,4 +1,4 @@
-"""The line of `explain` that tells those who have asked for nothing what `accuracy` may gain."""
+"""The note of `explain` about the possible speedup with `accuracy=`, for models with default settings."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from torch import nn
 from hf_cpu_accel.accuracy.candidates import bits_of, candidates, gain, generates
 from hf_cpu_accel.plan import Plan
 
-_WORTH_TELLING = 1.2
+_MIN_SPEEDUP = 1.2
 
 
 def with_gain(plan: Plan, model: nn.Module) -> Plan:
-    """`plan` of an accelerated `model` with one more note, where its dtype was left to us and a narrower one is faster."""
+    """Add the note to the plan of an accelerated model if its dtype is "auto" and a smaller dtype is faster."""
     config = plan.config
     if (
         config is None
@@ -25,14 +25,12 @@ def with_gain(plan: Plan, model: nn.Module) -> Plan:
         return plan  # from a packed file
     weights = int(plan.packed_bytes * 8 / bits_of(plan.dtype))
     dtype = candidates(model, weights)[0]
-    times = gain(dtype, plan.dtype, generates=generates(model))
-    if times < _WORTH_TELLING:
+    speedup = gain(dtype, plan.dtype, generates=generates(model))
+    if speedup < _MIN_SPEEDUP:
         return plan
-    what = (
-        "bytes of weights for each token" if generates(model) else "products by the instructions of this CPU"
-    )
+    basis = "bytes of weights per token" if generates(model) else "speed of products on this CPU"
     note = (
-        f"accuracy=0.99 would use {dtype} where that keeps it, up to {times:.1f}x as fast as {plan.dtype} (modeled from "
-        f"the {what}, not measured here)"
+        f"accuracy=0.99 would use {dtype} where the accuracy allows it, with a speedup of up to {speedup:.1f}x over {plan.dtype} "
+        f"(modeled from the {basis}, not measured)"
     )
     return dataclasses.replace(plan, notes=(*plan.notes, note))

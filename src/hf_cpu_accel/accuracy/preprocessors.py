@@ -1,4 +1,4 @@
-"""What turns texts, images and sound into inputs of a model: that of the pipeline, or the one beside the model's weights."""
+"""Convert texts, images and audio to inputs of a model, with the preprocessors of the pipeline or those next to the weights."""
 
 from __future__ import annotations
 
@@ -14,32 +14,34 @@ _LONGEST = 512  # tokens
 
 
 class Preprocessors:
-    """Of one target and its one model.
+    """The preprocessors of a target with one model.
 
     Args:
-        target: what the user has.
-        model: the model in it, or itself.
+        target: the target.
+        model: the model of the target, or the target itself.
     """
 
     def __init__(self, target: Any, model: nn.Module) -> None:
         self._target, self._model = target, model
-        # A SentenceTransformer takes one mapping, and has a method for what goes into it.
+        # A SentenceTransformer has one mapping as its input, and a method that creates it.
         self._preprocess = getattr(model, "preprocess", None) or getattr(model, "tokenize", None)
 
     @property
     def takes_texts(self) -> bool:
+        """Return whether texts can be converted."""
         return self._preprocess is not None or self._tokenizer is not None
 
     def of_text(self, text: Any, name: str) -> Call:
-        """
+        """Return the call for a text or a pair of texts.
+
         Raises:
-            TypeError: there is no tokenizer.
+            TypeError: the target has no tokenizer.
         """
         if self._preprocess is not None:
             return Call((self._preprocess([text]),), {}, name)
         if self._tokenizer is None:
-            raise self._nothing_for("texts", "tokenizer", name)
-        texts = (text,) if isinstance(text, str) else text  # or a pair of them
+            raise self._missing("texts", "tokenizer", name)
+        texts = (text,) if isinstance(text, str) else text  # or a pair
         tokens = self._tokenizer(*texts, return_tensors="pt", truncation=True, max_length=self._longest)
         inputs = {key: value for key, value in tokens.items() if isinstance(value, Tensor)}
         if getattr(getattr(self._model, "config", None), "is_encoder_decoder", False):
@@ -47,36 +49,39 @@ class Preprocessors:
         return self.of_inputs(inputs, name)
 
     def of_inputs(self, inputs: Mapping[str, Any], name: str) -> Call:
-        """
+        """Return the call for a dict of inputs.
+
         Raises:
-            TypeError: something in it has no name.
+            TypeError: an empty dict, or keys that are not strings.
         """
         if not inputs or not all(isinstance(key, str) for key in inputs):
-            raise TypeError(f"{name} is a dict of {list(inputs)}: expected the names of inputs")
+            raise TypeError(f"{name} is a dict with the keys {list(inputs)}: expected names of inputs")
         if self._preprocess is not None:
             return Call((dict(inputs),), {}, name)
         return named_call(self._model, inputs, name)
 
     def of_image(self, image: Any, name: str) -> Call:
-        """
+        """Return the call for an image.
+
         Raises:
-            TypeError: there is no image processor.
+            TypeError: the target has no image processor.
         """
         processor = self._processor("image_processor", "AutoImageProcessor")
         if processor is None:
-            raise self._nothing_for("images", "image processor", name)
+            raise self._missing("images", "image processor", name)
         return self.of_inputs(processor(images=image, return_tensors="pt"), name)
 
-    def of_sound(self, sound: Any, name: str) -> Call:
-        """
+    def of_audio(self, audio: Any, name: str) -> Call:
+        """Return the call for audio, an array of one dimension with the sampling rate of the model.
+
         Raises:
-            TypeError: there is no feature extractor.
+            TypeError: the target has no feature extractor.
         """
         extractor = self._processor("feature_extractor", "AutoFeatureExtractor")
         if extractor is None:
-            raise self._nothing_for("sounds", "feature extractor", name)
-        given = extractor(sound, sampling_rate=extractor.sampling_rate, return_tensors="pt")
-        return self.of_inputs(given, name)
+            raise self._missing("audio inputs", "feature extractor", name)
+        inputs = extractor(audio, sampling_rate=extractor.sampling_rate, return_tensors="pt")
+        return self.of_inputs(inputs, name)
 
     @cached_property
     def _tokenizer(self) -> Any:
@@ -84,25 +89,29 @@ class Preprocessors:
 
     @property
     def _longest(self) -> int:
-        stated = getattr(self._tokenizer, "model_max_length", _LONGEST)
+        """Return the maximum number of tokens of a text."""
+        limit = getattr(self._tokenizer, "model_max_length", _LONGEST)
         positions = getattr(getattr(self._model, "config", None), "max_position_embeddings", None) or _LONGEST
-        return min(_LONGEST, int(min(stated, _LONGEST)), positions)
+        return min(_LONGEST, int(min(limit, _LONGEST)), positions)
 
     def _processor(self, attribute: str, auto_class: str) -> Any:
-        """That of the target; else the one in the folder, or the cache, that the model was loaded from. Nothing is downloaded."""
-        held = getattr(self._target, attribute, None)
+        """Return the preprocessor of the target, or else the one in the folder or cache of the model; None without one.
+
+        Nothing is downloaded.
+        """
+        preprocessor = getattr(self._target, attribute, None)
         source = getattr(getattr(self._model, "config", None), "_name_or_path", "")
-        if held is not None or not source:
-            return held
+        if preprocessor is not None or not source:
+            return preprocessor
         import transformers
 
         try:
             return getattr(transformers, auto_class).from_pretrained(source, local_files_only=True)
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            return None  # the model has none of this kind, or not here
+            return None  # the model has none, or it is not on this machine
 
-    def _nothing_for(self, kind: str, tool: str, name: str) -> TypeError:
+    def _missing(self, kind: str, tool: str, name: str) -> TypeError:
         return TypeError(
-            f"{name}: {kind} need a {tool}, and there is none in a {type(self._target).__name__}, nor where it was loaded from: "
-            "pass dicts of its inputs, or accelerate the pipeline"
+            f"{name}: {kind} need a {tool}, but {type(self._target).__name__} has none, and there is none next to its weights: "
+            "pass dicts of inputs, or accelerate the pipeline"
         )

@@ -1,1 +1,1 @@
-"""The command line tool ``hf-cpu-accel``: ``main`` gathers the commands, one file per command."""
+"""The command line tool `hf-cpu-accel`. `main` registers the commands; each command has its own file."""

@@ -1,4 +1,4 @@
-"""`hf-cpu-accel chat`: talk to a model for a minute, to see what it says and how fast."""
+"""`hf-cpu-accel chat`: chat with an accelerated model in the terminal and see its speed."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ import typer
 from hf_cpu_accel.cli import options
 from hf_cpu_accel.cli.failures import cannot_load
 
-# torch and everything on it is imported inside the command: `hf-cpu-accel --help` must not wait for it.
+# The command imports torch when it runs, so that `hf-cpu-accel --help` does not wait for it.
 if TYPE_CHECKING:
     from rich.console import Console
 
     from hf_cpu_accel.cli.chat_session import Answer, ChatSession
 
-_HINT = "Ctrl-C stops an answer, /reset forgets what was said, Ctrl-D or /exit leaves"
+_HINT = "Ctrl-C stops an answer, /reset clears the conversation, Ctrl-D or /exit quits"
 
 
 def chat(
     model: options.Model = None,
-    dtype: Annotated[str, typer.Option(help="As accelerate_for_cpu takes it.")] = "auto",
-    new: Annotated[int, typer.Option(min=1, help="The longest answer, in tokens.")] = 512,
+    dtype: Annotated[str, options.dtype()] = "auto",
+    new: Annotated[int, typer.Option(min=1, help="Maximum number of tokens in an answer.")] = 512,
     random_config: Annotated[
         str | None,
         options.random_config(
-            "Instead of MODEL, offline: a well-known shape with random weights; what it says is noise."
+            "Use a well-known architecture with random weights instead of MODEL; no network. Its answers are noise."
         ),
     ] = None,
-    threads: Annotated[int | None, options.threads("[default: what doctor says]")] = None,
+    threads: Annotated[int | None, options.threads()] = None,
 ) -> None:
-    """Chat with an accelerated model; its answers appear as they are written, each with its tokens per second.
+    """Chat with an accelerated model. Answers are streamed, and each shows its tokens/s.
 
-    A model without a chat template goes on with what you type. Examples:
+    A model without a chat template continues your text. Examples:
 
     hf-cpu-accel chat HuggingFaceTB/SmolLM2-360M-Instruct --dtype int8
 
@@ -55,32 +55,35 @@ def chat(
         raise cannot_load(console, model, error, random_config=True) from error
     console.print(f"[bold]{session.title}[/bold], {session.dtype}. {_HINT}.")
     if not session.has_template:
-        console.print("It has no chat template: it goes on with what you type, and forgets it.", style="dim")
+        console.print(
+            "The model has no chat template: it continues each text that you type, without the earlier ones.",
+            style="dim",
+        )
     _talk(session, console)
 
 
 def _talk(session: ChatSession, console: Console) -> None:
     while True:
         try:
-            said = console.input("[bold]> [/bold]").strip()
+            line = console.input("[bold]> [/bold]").strip()
         except EOFError:
             console.print()
             return
         except KeyboardInterrupt:
             console.print(f"\n{_HINT}", style="dim")
             continue
-        if said == "/exit":
+        if line == "/exit":
             return
-        if said == "/reset":
+        if line == "/reset":
             session.reset()
-        elif said:
-            answer = session.answer(said, _write)
+        elif line:
+            answer = session.answer(line, _write)
             console.print()
             console.print(_speed(answer), style="dim")
 
 
 def _write(text: str) -> None:
-    # Not through rich, which would take brackets for markup and wrap lines.
+    # Not through rich, which would parse brackets as markup and wrap lines.
     sys.stdout.write(text)
     sys.stdout.flush()
 
@@ -89,7 +92,7 @@ def _speed(answer: Answer) -> str:
     parts = ["stopped"] if answer.stopped else []
     parts.append(f"{answer.tokens} token{'s' if answer.tokens != 1 else ''}")
     if answer.first is not None:
-        parts.append(f"first after {answer.first:.2f} s")
+        parts.append(f"first token after {answer.first:.2f} s")
     if answer.rate is not None:
-        parts.append(f"then {answer.rate:.1f} per second")
+        parts.append(f"{answer.rate:.1f} tokens/s")
     return ", ".join(parts)

@@ -1,4 +1,4 @@
-"""The conversation behind `hf-cpu-accel chat`: a model, its tokenizer, what was said so far."""
+"""The conversation of `hf-cpu-accel chat`: a model, its tokenizer and the messages so far."""
 
 from __future__ import annotations
 
@@ -30,7 +30,15 @@ from hf_cpu_accel.measure.generation import TokenClock
 
 @dataclass(frozen=True)
 class Answer:
-    """What the model said. first: seconds to the first token. rate: tokens per second after it. None where none came."""
+    """An answer of the model, with its speed.
+
+    Attributes:
+        text: the answer.
+        tokens: number of generated tokens.
+        first: seconds to the first token; None without a token.
+        rate: tokens/s after the first token; None with fewer than two tokens.
+        stopped: True if Ctrl-C ended the answer.
+    """
 
     text: str
     tokens: int
@@ -40,7 +48,7 @@ class Answer:
 
 
 class ChatSession:
-    """One conversation. A model whose tokenizer has no chat template goes on with each text by itself."""
+    """One conversation. A model whose tokenizer has no chat template continues each text separately."""
 
     def __init__(
         self, title: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, new: int
@@ -52,15 +60,19 @@ class ChatSession:
         self._messages: list[dict[str, str]] = []
 
     def reset(self) -> None:
-        """Forget what was said."""
+        """Clear the conversation."""
         self._messages = []
 
-    def answer(self, said: str, write: Callable[[str], None]) -> Answer:
-        """Generate an answer with the model's own generation settings; `write` gets its pieces as they come.
+    def answer(self, text: str, write: Callable[[str], None]) -> Answer:
+        """Generate an answer with the generation settings of the model.
 
-        Ctrl-C ends the answer: what was said until then counts as the answer, and the session goes on.
+        Ctrl-C ends the answer. The text so far becomes the answer, and the session continues.
+
+        Args:
+            text: the message of the user.
+            write: called with each new piece of the answer.
         """
-        self._messages.append({"role": "user", "content": said})
+        self._messages.append({"role": "user", "content": text})
         streamer = _Streamer(self._tokenizer, write)
         generate: Any = self._model.generate
         stopped = False
@@ -68,23 +80,23 @@ class ChatSession:
         try:
             with torch.inference_mode():
                 generate(
-                    **self._inputs(said),
+                    **self._inputs(text),
                     max_new_tokens=self._new,
                     streamer=streamer,
                     pad_token_id=self._padding(),
                 )
         except KeyboardInterrupt:
             stopped = True
-            streamer.end()  # what it held back until the end of a word
+            streamer.end()  # writes the text that waits for the end of a word
         self._messages.append({"role": "assistant", "content": streamer.text})
         times = streamer.clock.times
         rate = (len(times) - 1) / (times[-1] - times[0]) if len(times) > 1 else None
         return Answer(streamer.text, len(times), times[0] - start if times else None, rate, stopped)
 
-    def _inputs(self, said: str) -> Mapping[str, Tensor]:
-        """input_ids and attention_mask, int64 [1, tokens]; the oldest exchanges are dropped where they no longer fit."""
+    def _inputs(self, text: str) -> Mapping[str, Tensor]:
+        """Return input_ids and attention_mask, int64 [1, tokens]; drop the oldest exchanges if they do not fit."""
         if not self.has_template:
-            return _tensors(self._tokenizer(said, return_tensors="pt"))
+            return _tensors(self._tokenizer(text, return_tensors="pt"))
         config = self._model.config.get_text_config()
         limit = getattr(config, "max_position_embeddings", None)
         while True:
@@ -103,7 +115,7 @@ class ChatSession:
 
 
 class _Streamer(TextStreamer):
-    """Hands on the text as it comes, and notes when each token came."""
+    """Pass on new text, and record the time of each token."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, write: Callable[[str], None]) -> None:
         super().__init__(tokenizer, skip_prompt=True, skip_special_tokens=True)
@@ -123,29 +135,37 @@ class _Streamer(TextStreamer):
 def open_session(
     model: str | None, random_config: str | None, *, dtype: str, new: int, threads: int | None
 ) -> ChatSession:
-    """Load and accelerate.
+    """Load and accelerate a model.
 
-    Raises ValueError, with the remedy, for arguments that do not fit together or a model without a tokenizer; OSError if
-    there is no such model.
+    Args:
+        model: model id, local folder or GGUF file, or None.
+        random_config: name of an architecture with random weights, or None. Exactly one of the two is not None.
+        dtype: dtype of the packed weights, as for `accelerate_for_cpu`.
+        new: maximum number of tokens in an answer.
+        threads: number of threads, or None to choose for the machine.
+
+    Raises:
+        ValueError: wrong arguments, or a model without a tokenizer.
+        OSError: no such model.
     """
     title = source_title(model, random_config)
-    CPUAccelConfig(dtype=dtype)  # a misspelt dtype is told before a model is loaded
+    CPUAccelConfig(dtype=dtype)  # reject an unknown dtype before loading the model
     if random_config is not None:
         config = random_models.config(random_config)
-        tokenizer: PreTrainedTokenizerBase = _stand_in(config)
+        tokenizer: PreTrainedTokenizerBase = _byte_tokenizer(config)
         loaded = random_models.build(random_config, auto_class(config, random_config), dtype=torch.bfloat16)
     else:
         assert model is not None
         blocks = blocks_of(model, "AutoModelForCausalLM")
         loaded = load(model) if blocks is None else blocks()
         tokenizer = _tokenizer(model)
-    # It is never restored, so nothing is kept for it.
+    # The model is never restored, so the original weights are dropped.
     accelerate_for_cpu(loaded, dtype=dtype, threads=threads, originals="drop")
     return ChatSession(title, loaded, tokenizer, new)
 
 
 def _tensors(encoded: Any) -> dict[str, Tensor]:
-    # Some tokenizers add token types, which decoders refuse.
+    # Some tokenizers add token types, which decoders reject.
     return {name: encoded[name] for name in ("input_ids", "attention_mask")}
 
 
@@ -161,8 +181,8 @@ def _tokenizer(model: str) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def _stand_in(config: PreTrainedConfig) -> PreTrainedTokenizerBase:
-    """A tokenizer for random weights: bytes in; out comes each token as a byte, or beyond the bytes as its number."""
+def _byte_tokenizer(config: PreTrainedConfig) -> PreTrainedTokenizerBase:
+    """Return a tokenizer for random weights: one token per byte; tokens above the bytes are decoded to their number."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())

@@ -1,4 +1,4 @@
-"""`hf-cpu-accel compile`: what the compiled tier makes of a model, and the artifacts for later starts."""
+"""`hf-cpu-accel compile`: compile the unfused blocks of a model, and store the artifacts for later processes."""
 
 from __future__ import annotations
 
@@ -16,20 +16,26 @@ if TYPE_CHECKING:
 
     from hf_cpu_accel.plan import CompiledRegion
 
-# torch and everything on it is imported inside the command: `hf-cpu-accel --help` must not wait for it.
+# The command imports torch when it runs, so that `hf-cpu-accel --help` does not wait for it.
 
-_CALLS = 60  # after which measuring has come to an end, or does not
+_CALLS = 60  # the most calls to wait for the end of measuring
 
 
 def compile_model(
     model: options.Model = None,
-    report: Annotated[bool, typer.Option("--report", help="Print the ops of each graph, too.")] = False,
-    task: Annotated[str, typer.Option(help="Which head.")] = "feature-extraction",
-    dtype: Annotated[str, typer.Option(help="As accelerate_for_cpu takes it.")] = "auto",
-    batch: Annotated[int, typer.Option(min=1, help="Sequences per call; 1 and 2 are compiled apart.")] = 1,
-    seq: Annotated[int, typer.Option(min=1, help="Tokens per sequence; any number runs later.")] = 128,
+    report: Annotated[bool, typer.Option("--report", help="Also print the ops of each graph.")] = False,
+    task: Annotated[
+        str, typer.Option(help="Task, which decides the head of the model.")
+    ] = "feature-extraction",
+    dtype: Annotated[str, options.dtype()] = "auto",
+    batch: Annotated[
+        int, typer.Option(min=1, help="Sequences per call; 1 and 2 or more are compiled separately.")
+    ] = 1,
+    seq: Annotated[
+        int, typer.Option(min=1, help="Tokens per sequence; later calls may have any number.")
+    ] = 128,
     alone: Annotated[
-        bool, typer.Option("--alone", help="Leave module rules out: all of the model is the compiler's.")
+        bool, typer.Option("--alone", help="Replace no modules; compile all blocks of the model.")
     ] = False,
     bundle: Annotated[
         Path | None,
@@ -39,10 +45,13 @@ def compile_model(
     ] = None,
     random_config: Annotated[str | None, options.random_config()] = None,
     threads: Annotated[
-        int | None, options.threads("Threads, which the code is made for [default: what doctor says].")
+        int | None,
+        options.threads(
+            "Number of threads that the code is compiled for [default: chosen for the machine; see doctor]."
+        ),
     ] = None,
 ) -> None:
-    """Compile what module rules leave of a text encoder, tell what came of it, and keep the artifacts for later processes.
+    """Compile the unfused blocks of a text encoder, print the results, and store the artifacts for later processes.
 
     hf-cpu-accel compile --random-config deberta-v3-small --report
     """
@@ -67,9 +76,9 @@ def compile_model(
         with console.status(f"loading {source.title}") as status:
             built = (source.blocks or source.build)()
             example = source.inputs(built)
-            skipped = ("*",) if alone else ()
+            skip = ("*",) if alone else ()
             accelerate_for_cpu(
-                built, dtype=dtype, compile="now", threads=threads, originals="drop", skip_modules=skipped
+                built, dtype=dtype, compile="now", threads=threads, originals="drop", skip_modules=skip
             )
             status.update("compiling (about half a minute)")
             start = time.perf_counter()
@@ -109,9 +118,7 @@ def compile_model(
 def _table(regions: Sequence[CompiledRegion]) -> object:
     from hf_cpu_accel.cli.tables import colored_ratio, results_table
 
-    out = results_table(
-        ("region", "blocks", "state", "of level 1", "graphs", "from disk", "CPU-s", "because")
-    )
+    out = results_table(("region", "blocks", "state", "speedup", "graphs", "from disk", "CPU-s", "reason"))
     for region in regions:
         out.add_row(
             region.name,
@@ -127,7 +134,7 @@ def _table(regions: Sequence[CompiledRegion]) -> object:
 
 
 def _print_graph(console: Console, region: CompiledRegion) -> None:
-    """What passes made of the region's first graph; it has no breaks: what cannot be one graph is not compiled."""
+    """Print the matches of the passes and the ops of the region's first graph. Only blocks that are one graph are compiled."""
     console.print(f"\n[bold]{region.name}[/bold]")
     if not region.graphs:
         console.print("  no graph")
@@ -137,8 +144,8 @@ def _print_graph(console: Console, region: CompiledRegion) -> None:
         ("our ops", region.ours),
         ("generated", region.rest),
     ):
-        found = {name: count for name, count in counts.items() if count}
-        listed = ", ".join(
-            f"{name} {count}" for name, count in sorted(found.items(), key=lambda item: -item[1])
+        matches = {name: count for name, count in counts.items() if count}
+        text = ", ".join(
+            f"{name} {count}" for name, count in sorted(matches.items(), key=lambda item: -item[1])
         )
-        console.print(f"  {title}: {listed or 'none'}", markup=False)
+        console.print(f"  {title}: {text or 'none'}", markup=False)

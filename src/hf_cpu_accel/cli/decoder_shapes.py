@@ -1,4 +1,4 @@
-"""What published config.json files of models that write set differently from transformers' defaults, for `random_models`."""
+"""Settings of published decoders that differ from the defaults of transformers, for `random_models`."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ LLAMA_3_2_1B = {
     "rms_norm_eps": 1e-5,
     "tie_word_embeddings": True,
 }
-# The language model alone.
+# Only the language model.
 _QWEN3_5 = {
     "hidden_size": 1024,
     "intermediate_size": 3584,
@@ -68,7 +68,7 @@ _QWEN3_5 = {
 }
 _LFM2 = {
     "hidden_size": 2048,
-    "intermediate_size": 12288,  # of which `block_auto_adjust_ff_dim` makes 8192
+    "intermediate_size": 12288,  # `block_auto_adjust_ff_dim` reduces it to 8192
     "num_hidden_layers": 16,
     "layer_types": ["full_attention" if number in (2, 5, 8, 10, 12, 14) else "conv" for number in range(16)],
 }
@@ -95,7 +95,7 @@ _GRANITE_4_H = {
     "tie_word_embeddings": True,
 }
 _GEMMA_4_E2B = {
-    # Published: 262144. The embeddings of each layer are 2.3 of the 4.6 billion parameters then, of which a token reads 35 rows.
+    # Published: 262144. Then 2.3 of the 4.6 billion parameters are embeddings per layer, and a token reads only 35 of their rows.
     "vocab_size": 65536,
     "vocab_size_per_layer_input": 65536,
     "hidden_size": 1536,
@@ -142,7 +142,7 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "LFM2-1.2B": ("lfm2", _LFM2),
     "Granite-4.0-H-1B": ("granitemoehybrid", _GRANITE_4_H),
     "Gemma-4-E2B": ("gemma4_text", _GEMMA_4_E2B),
-    # The first 5 of 27 layers: all take 31 GB.
+    # The first 5 of 27 layers; all layers take 31 GB.
     "DeepSeek-V2-Lite-5-layers": ("deepseek_v2", {**_DEEPSEEK_V2_LITE, "num_hidden_layers": 5}),
     "SmolLM2-135M": (
         "llama",

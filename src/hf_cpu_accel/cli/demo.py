@@ -1,4 +1,4 @@
-"""`hf-cpu-accel demo`: one line makes a real model faster, and its answers stay the same."""
+"""`hf-cpu-accel demo`: accelerate a trained model with one line, and compare its results and its speed."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _SHOWN = 3
 
 
 def demo(
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds of measurement.")] = 5,
+    rounds: Annotated[int, typer.Option(min=1, help="Number of rounds of measurement.")] = 5,
     threads: Annotated[int | None, options.threads()] = None,
 ) -> None:
-    """Search real sentences with MiniLM before and after acceleration, then compare dtypes. No network."""
+    """Search sentences with MiniLM before and after acceleration, then compare dtypes. Needs no network."""
     from rich.console import Console
     from rich.rule import Rule
 
@@ -61,13 +61,13 @@ def demo(
     _print_restored(console, bool((demo_measure.embed(model, texts) == before).all()))
 
     console.print()
-    console.print(Rule("Speed and agreement", align="left"))
+    console.print(Rule("Speed and accuracy", align="left"))
     with console.status("measuring") as status:
         results = demo_measure.measure(model, texts, rounds=rounds, on_stage=status.update)
     console.print(_comparison(results))
     console.print(
         f"single: one sentence per call; batched: {len(texts)} sentences in batches of "
-        f"{demo_measure.BATCH_SIZE}; cosine and Spearman: against eager float32",
+        f"{demo_measure.BATCH_SIZE}; cosine and Spearman: against PyTorch (eager) in float32",
         style="dim",
     )
     console.print(environment.summary(environment.environment(), choice.count), style="dim", highlight=False)
@@ -79,7 +79,14 @@ def _rankings(
     after: tuple[Tensor, Tensor],
     dtype: str,
 ) -> Table:
-    """Both rankings side by side, each as (embeddings of the sentences, embeddings of the queries)."""
+    """Return both rankings side by side.
+
+    Args:
+        texts: the sentences.
+        before: embeddings of the sentences and of the queries from the original model.
+        after: the same from the accelerated model.
+        dtype: dtype of the accelerated model.
+    """
     from rich import box
     from rich.table import Table
 
@@ -91,27 +98,27 @@ def _rankings(
         columns = []
         for corpus, queries in (before, after):
             best = rank(queries[number], corpus, _SHOWN)
-            columns.append("\n".join(f"{score:.3f} {_shortened(texts[row])}" for row, score in best))
+            columns.append("\n".join(f"{score:.3f} {_shorten(texts[row])}" for row, score in best))
         out.add_row(*columns, end_section=True)
     return out
 
 
-def _shortened(text: str, width: int = 31) -> str:
+def _shorten(text: str, width: int = 31) -> str:
     return text if len(text) <= width else text[: width - 1].rstrip() + "…"
 
 
 def _plan_summary(plan: Plan) -> str:
-    done = ", ".join(f"{count} x {structure}" for structure, count in plan.counts().items())
+    replaced = ", ".join(f"{count} x {structure}" for structure, count in plan.counts().items())
     kernels = f"{plan.kernels} kernels, tier {plan.tier}, {plan.threads} threads"
-    return f"{done or 'nothing replaced'}; {len(plan.left)} modules left as they were; {kernels}"
+    return f"{replaced or 'nothing replaced'}; {len(plan.left)} modules left; {kernels}"
 
 
 def _print_restored(console: Console, identical: bool) -> None:
     if identical:
-        console.print("[bold]restore(model)[/bold]: the embeddings are bit-identical to those before")
+        console.print("[bold]restore(model)[/bold]: the embeddings are bit-identical to the original ones")
     else:
         console.print(
-            "[red]restore(model): the embeddings differ from those before; please report this[/red]"
+            "[red]restore(model): the embeddings differ from the original ones; please report this[/red]"
         )
 
 
@@ -121,9 +128,9 @@ def _comparison(results: Sequence[Result]) -> Table:
 
     headings = (
         "system",
-        "single\nms",
+        "single\nlatency ms",
         "speedup",
-        "batched\nper s",
+        "batched\ntexts/s",
         "speedup",
         "worst\ncosine",
         "Spearman\nof pairs",

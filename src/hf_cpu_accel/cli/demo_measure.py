@@ -1,4 +1,4 @@
-"""The measurements of `hf-cpu-accel demo`: real sentences through real MiniLM weights, before and after."""
+"""The measurements of `hf-cpu-accel demo`: sentences encoded by trained MiniLM weights, eager and accelerated."""
 
 from __future__ import annotations
 
@@ -28,12 +28,19 @@ _SINGLE = "How long does it take to charge an electric car?"
 
 @dataclass(frozen=True)
 class Result:
-    """One system.
+    """The results of one system.
 
-    latency: seconds to encode one sentence. throughput: sentences per second in batches of BATCH_SIZE. Both are geometric means
-        over the rounds, so that the ratio of two systems is the mean of the ratios inside the rounds, in which they took turns.
-    agreement, spearman: against the embeddings of eager float32, per sentence, and as the rank correlation of
-        all pairwise similarities, which is what decides a search result.
+    `latency` and `throughput` are geometric means over the rounds. So the ratio of two systems is the mean of their ratios within
+    the rounds, in which they alternate.
+
+    Attributes:
+        system: `EAGER` or a dtype.
+        latency: seconds to encode one sentence.
+        latency_speedup: latency of `EAGER` divided by `latency`.
+        throughput: sentences per second in batches of `BATCH_SIZE`.
+        throughput_speedup: `throughput` divided by that of `EAGER`.
+        agreement: difference of the embeddings from those of `EAGER`, per sentence.
+        spearman: rank correlation of all pairwise similarities with those of `EAGER`; it decides the results of a search.
     """
 
     system: str
@@ -46,15 +53,16 @@ class Result:
 
 
 def sentences() -> list[str]:
-    """The demo's own sentences, about a score of topics, 1 to 22 words each."""
+    """Return the sentences of the demo, 1 to 22 words each, about twenty topics."""
     text = resources.files("hf_cpu_accel.cli").joinpath("demo_sentences.txt").read_text(encoding="utf-8")
     return text.splitlines()
 
 
 def load_minilm() -> SentenceTransformer:
-    """all-MiniLM-L6-v2 with its trained weights, from a package on disk: no network.
+    """Load all-MiniLM-L6-v2 with its trained weights from an installed package, without a network.
 
-    Raises ModuleNotFoundError naming the pip command for what is missing.
+    Raises:
+        ModuleNotFoundError: a package is missing; the message contains the pip command.
     """
     for module, package in (
         ("sentence_transformers", "sentence-transformers"),
@@ -72,7 +80,7 @@ def load_minilm() -> SentenceTransformer:
 
 
 def embed(model: SentenceTransformer, texts: Sequence[str]) -> Tensor:
-    """Embeddings of unit length, float32 [len(texts), 384]."""
+    """Return embeddings of unit length, float32 [len(texts), 384]."""
     vectors = model.encode(
         list(texts),
         batch_size=BATCH_SIZE,
@@ -84,13 +92,13 @@ def embed(model: SentenceTransformer, texts: Sequence[str]) -> Tensor:
 
 
 def rank(query: Tensor, corpus: Tensor, count: int) -> list[tuple[int, float]]:
-    """The `count` rows of corpus [n, d] most similar to query [d], best first: (row, cosine similarity)."""
+    """Return (row, cosine similarity) of the `count` rows of corpus [n, d] that are most similar to query [d], best first."""
     scores, rows = (corpus @ query).topk(count)
     return list(zip(rows.tolist(), scores.tolist(), strict=True))
 
 
 def spearman(ours: Tensor, reference: Tensor) -> float:
-    """Spearman's rank correlation of all pairwise similarities of two sets of embeddings, each [n, d]."""
+    """Return Spearman's rank correlation of the pairwise similarities of two sets of embeddings, each [n, d]."""
     from scipy.stats import spearmanr
 
     n = reference.shape[0]
@@ -106,23 +114,33 @@ def measure(
     rounds: int,
     on_stage: Callable[[str], None] = lambda stage: None,
 ) -> list[Result]:
-    """Eager float32 and each of DTYPES on copies of `model`, interleaved; the first result is eager."""
+    """Measure eager float32 and each of `DTYPES` on copies of `model`, interleaved.
+
+    Args:
+        model: the original model.
+        texts: sentences for batches.
+        rounds: number of rounds.
+        on_stage: called with a description of each stage.
+
+    Returns:
+        One result per system, eager first.
+    """
     systems: dict[str, SentenceTransformer] = {}
     for system, dtype in [(EAGER, None), *((dtype, dtype) for dtype in DTYPES)]:
         on_stage(f"preparing {system}")
         systems[system] = copy.deepcopy(model)
         if dtype is not None:
             accelerate_for_cpu(systems[system], dtype=dtype)
-    embeddings = {system: embed(copied, texts) for system, copied in systems.items()}
+    embeddings = {system: embed(m, texts) for system, m in systems.items()}
     reference = embeddings[EAGER]
     on_stage("timing single sentences")
     singles = {system: lambda m=m: embed(m, [_SINGLE]) for system, m in systems.items()}
     latency = interleaved(singles, rounds=2 * rounds, seconds=0.1)
     on_stage(f"timing {len(texts)} sentences in batches of {BATCH_SIZE}")
     corpora = {system: lambda m=m: embed(m, texts) for system, m in systems.items()}
-    whole = interleaved(corpora, rounds=rounds, calls=1)
+    batches = interleaved(corpora, rounds=rounds, calls=1)
     single = {system: _mean_seconds(timing) for system, timing in latency.items()}
-    batched = {system: _mean_seconds(timing) for system, timing in whole.items()}
+    batched = {system: _mean_seconds(timing) for system, timing in batches.items()}
     return [
         Result(
             system=system,
@@ -138,9 +156,9 @@ def measure(
 
 
 def _mean_seconds(timing: Timing) -> float:
-    """Seconds of a call, as the geometric mean over the rounds.
+    """Return the seconds of a call, as the geometric mean over the rounds.
 
-    The ratio of two medians is not the median of the ratios: with medians, where the clock drifts, fewer sentences per second than
-    eager's may stand beside "1.16x".
+    The ratio of two medians is not the median of the ratios. With medians and a drifting clock, the table could show "1.16x" beside
+    fewer sentences per second than eager.
     """
     return statistics.geometric_mean(timing.round_medians)

@@ -1,4 +1,4 @@
-"""`hf-cpu-accel doctor`: what the package finds on this machine, what makes it slow, and the fix for each."""
+"""`hf-cpu-accel doctor`: check this machine for settings that make inference slow, and print a fix for each."""
 
 from __future__ import annotations
 
@@ -24,10 +24,17 @@ _MARKS = {"ok": "[green]ok[/]", "note": "[yellow]note[/]", "problem": "[red]prob
 
 
 def doctor(
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, no table.")] = False,
-    peaks: Annotated[bool, typer.Option("--peaks", help="Also measure arithmetic and memory speed.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object instead of a table.")
+    ] = False,
+    peaks: Annotated[
+        bool, typer.Option("--peaks", help="Also measure peak FLOP/s and memory bandwidth.")
+    ] = False,
 ) -> None:
-    """Look at this machine; exit code 1 if something makes accelerated models slow, with the fix for each."""
+    """Check this machine for problems that make accelerated models slow, and print a fix for each.
+
+    The exit code is 1 if there are problems.
+    """
     report = collect(peaks)
     if as_json:
         typer.echo(json.dumps(report, indent=2))
@@ -40,10 +47,10 @@ def doctor(
 
 
 def collect(peaks: bool = False) -> dict[str, Any]:
-    """The report as plain values: ``ok``, ``checks``, ``versions``, ``cpu`` and ``peaks`` (or None)."""
+    """Return the report as plain values: `ok`, `checks`, `versions`, `cpu` and `peaks` (None if not measured)."""
     try:
         cpu = hardware.detect()
-    except ValueError as error:  # the only way to fail: HF_CPU_ACCEL_ISA names no tier
+    except ValueError as error:  # only if HF_CPU_ACCEL_ISA is not the name of a tier
         cap = Check("instruction tier", str(error), "problem", f"`unset {hardware.ISA_VARIABLE}`")
         return _report([cap], None, None)
 
@@ -51,7 +58,7 @@ def collect(peaks: bool = False) -> dict[str, Any]:
     from hf_cpu_accel.runtime import threads
 
     status = extension.status()
-    found = [
+    results = [
         checks.kernels(status, cpu, extension.built_tiers()),
         checks.tier(cpu),
         checks.processor(cpu),
@@ -69,26 +76,26 @@ def collect(peaks: bool = False) -> dict[str, Any]:
         checks.imports(packages.import_failures()),
     ]
     measured = hardware.measure_peaks() if peaks and status.loaded else None
-    return _report(found, cpu, measured)
+    return _report(results, cpu, measured)
 
 
 def versions() -> dict[str, str | None]:
-    """Installed versions, ``None`` where a package is absent; read from metadata, nothing is imported."""
-    found: dict[str, str | None] = {"python": platform.python_version()}
+    """Return the installed versions from the packages' metadata, without importing them; None for an absent package."""
+    numbers: dict[str, str | None] = {"python": platform.python_version()}
     for name in _PACKAGES:
         try:
-            found[name] = importlib.metadata.version(name)
+            numbers[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
-            found[name] = None
-    return found
+            numbers[name] = None
+    return numbers
 
 
 def _report(
-    found: list[Check], cpu: hardware.CPUInfo | None, measured: hardware.Peaks | None
+    results: list[Check], cpu: hardware.CPUInfo | None, measured: hardware.Peaks | None
 ) -> dict[str, Any]:
     return {
-        "ok": all(check.status != "problem" for check in found),
-        "checks": [asdict(check) for check in found],
+        "ok": all(check.status != "problem" for check in results),
+        "checks": [asdict(check) for check in results],
         "versions": versions(),
         "cpu": None if cpu is None else {**asdict(cpu), "flags": sorted(cpu.flags)},
         "peaks": None if measured is None else asdict(measured),
@@ -100,15 +107,15 @@ def _show(report: dict[str, Any], console: Console) -> None:
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in ("", "what", "found"):
+    for heading in ("", "check", "result"):
         table.add_column(heading, overflow="fold")
     for check in report["checks"]:
         text = escape(check["value"])
         if check["status"] == "note":
             text += f"\n[dim]{escape(check['fix'])}[/]"
         table.add_row(_MARKS[check["status"]], check["name"], text)
-    listed = ", ".join(f"{name} {number or 'not installed'}" for name, number in report["versions"].items())
-    table.add_row("", "versions", listed)
+    numbers = ", ".join(f"{name} {number or 'not installed'}" for name, number in report["versions"].items())
+    table.add_row("", "versions", numbers)
     if report["peaks"] is not None:
         table.add_row("", "peaks", _peaks_text(report["peaks"]))
     console.print(table)
@@ -118,7 +125,7 @@ def _show(report: dict[str, Any], console: Console) -> None:
         console.print(f"[red]{check['name']}[/]: {escape(check['value'])}")
         console.print(f"  [bold]Fix:[/] {escape(check['fix'])}")
     if not problems:
-        console.print("[green]Nothing here makes accelerated models slow.[/]")
+        console.print("[green]No problems found.[/]")
 
 
 def _peaks_text(peaks: dict[str, float]) -> str:

@@ -1,4 +1,4 @@
-"""`hf-cpu-accel export`: a model as one compiled file that runs without Python."""
+"""`hf-cpu-accel export`: export a model into one compiled file that runs without Python."""
 
 from __future__ import annotations
 
@@ -11,24 +11,35 @@ import typer
 from hf_cpu_accel.cli import options
 from hf_cpu_accel.cli.failures import cannot_load
 
-# torch and everything on it is imported inside the command: `hf-cpu-accel --help` must not wait for it.
+# The command imports torch when it runs, so that `hf-cpu-accel --help` does not wait for it.
 
 
 def export(
-    aot: Annotated[Path, typer.Option(help="The file to write; ends in .pt2.", show_default=False)],
+    aot: Annotated[Path, typer.Option(help="File to write; its name ends in .pt2.", show_default=False)],
     model: options.Model = None,
-    task: Annotated[str, typer.Option(help="Which head.")] = "feature-extraction",
-    dtype: Annotated[str, typer.Option(help="As accelerate_for_cpu takes it.")] = "auto",
+    task: Annotated[
+        str, typer.Option(help="Task, which decides the head of the model.")
+    ] = "feature-extraction",
+    dtype: Annotated[str, options.dtype()] = "auto",
     accuracy: Annotated[float | None, options.accuracy()] = None,
-    batch: Annotated[int, typer.Option(min=2, help="Sequences of the example; any number runs later.")] = 2,
-    seq: Annotated[int, typer.Option(min=2, help="Tokens of the example; any number runs later.")] = 128,
+    batch: Annotated[
+        int, typer.Option(min=2, help="Sequences of the example; later calls may have any number.")
+    ] = 2,
+    seq: Annotated[
+        int, typer.Option(min=2, help="Tokens per sequence of the example; later calls may have any number.")
+    ] = 128,
     inputs: Annotated[
         Path | None,
-        typer.Option(help="Write the example's inputs here, for the C++ runner.", show_default=False),
+        typer.Option(
+            help="Write the inputs of the example to this file, for the C++ runner.", show_default=False
+        ),
     ] = None,
     random_config: Annotated[str | None, options.random_config()] = None,
     threads: Annotated[
-        int | None, options.threads("Threads of the check at the end [default: what doctor says].")
+        int | None,
+        options.threads(
+            "Number of threads of the final comparison [default: chosen for the machine; see doctor]."
+        ),
     ] = None,
 ) -> None:
     """Accelerate a text encoder and compile its forward pass into a file for Python and C++ (see integrations/cpp).
@@ -48,7 +59,7 @@ def export(
     try:
         if task == "sentence-similarity":
             raise ValueError(
-                "task='sentence-similarity' cannot be exported; take feature-extraction and pool"
+                "task='sentence-similarity' cannot be exported; use feature-extraction and pool its outputs"
             )
         source = workload(model, random_config, task, batch, seq)
         check_writable(inputs, "--inputs")
@@ -86,8 +97,8 @@ def export(
         f"[bold]{written}[/bold], {written.stat().st_size / 1e6:.1f} MB, {explain(built).dtype}, compiled in {took:.0f} s"
     )
     console.print(
-        f"{batch} x {seq} tokens: {1e3 * timings['file'].seconds.value:.2f} ms, in Python "
+        f"{batch} x {seq} tokens: file {1e3 * timings['file'].seconds.value:.2f} ms, model in Python "
         f"{1e3 * timings['Python'].seconds.value:.2f} ms; lowest cosine {agreement.worst_cosine:.6f}"
     )
     if inputs is not None:
-        console.print(f"example inputs in {inputs}")
+        console.print(f"example inputs: {inputs}")

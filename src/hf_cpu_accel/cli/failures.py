@@ -1,4 +1,4 @@
-"""What several commands print when they cannot go on."""
+"""Error messages that several commands share."""
 
 from __future__ import annotations
 
@@ -13,10 +13,13 @@ if TYPE_CHECKING:
 def cannot_load(
     console: Console, model: object, error: OSError, *, random_config: bool = False
 ) -> typer.Exit:
-    """Say why, and give what to raise. OSError is what transformers raises when it finds no such model.
+    """Print why `model` cannot be loaded, and return the exception to raise.
 
     Args:
-        random_config: whether the command has this option.
+        console: prints the message.
+        model: the MODEL of the command line.
+        error: the OSError that transformers raises if it finds no such model.
+        random_config: True if the command has the option `--random-config`.
     """
     console.print(f"Cannot load {model}: {error}", style="red", markup=False, highlight=False)
     instead = "a local folder or --random-config NAME" if random_config else "a local folder"

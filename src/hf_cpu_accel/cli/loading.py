@@ -1,4 +1,4 @@
-"""How commands load a MODEL: an id, a folder, or a GGUF file, whose weights stay in their blocks where they are accelerated."""
+"""Load the MODEL of a command: an id, a folder, or a GGUF file. Accelerated models use the blocks of a GGUF file directly."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Load = Callable[[], Any]
 
 
 def load_eager(model: str, auto_class: str, dtype: torch.dtype) -> Any:
-    """Return `model` as transformers has it, by one of its auto classes; the weights of a GGUF file are unpacked."""
+    """Load `model` with an auto class of transformers, in eval mode; the weights of a GGUF file are dequantized to `dtype`."""
     import transformers
 
     name, options = located(model)
@@ -23,7 +23,7 @@ def load_eager(model: str, auto_class: str, dtype: torch.dtype) -> Any:
 
 
 def blocks_of(model: str, auto_class: str) -> Load | None:
-    """Return what loads a GGUF file with its weights in blocks; None if `model` is something else."""
+    """Return a function that loads a GGUF file with its weights in blocks; None if `model` is not a GGUF file."""
     if split_path(model) is None:
         return None
 
@@ -38,10 +38,10 @@ def blocks_of(model: str, auto_class: str) -> Load | None:
 
 
 def model_to_accelerate(eager: nn.Module, blocks: Load | None) -> Any:
-    """Return what is accelerated beside `eager`: a copy of it, or the weights of the file in their blocks."""
+    """Return the model to accelerate and compare with `eager`: a copy of it, or what `blocks` loads."""
     return copy.deepcopy(eager) if blocks is None else blocks()
 
 
 def default_dtypes(model: str | None, names: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the dtypes to compare: `names`, but one for a GGUF file, whose blocks are the same in each of them."""
+    """Return the dtypes to compare: `names`, or only "auto" for a GGUF file, whose blocks are the same for all dtypes."""
     return names if model is None or split_path(model) is None else ("auto",)

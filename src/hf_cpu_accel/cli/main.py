@@ -1,4 +1,4 @@
-"""The application ``hf-cpu-accel``. Commands import torch only when they run, so that ``--help`` is quick."""
+"""The application `hf-cpu-accel`. Commands import torch only when they run, so that `--help` is fast."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from hf_cpu_accel.cli.supports.command import supports
 
 app = typer.Typer(
     name="hf-cpu-accel",
-    help="Hugging Face models, faster on CPUs: look at the machine, measure a model, see it work, talk to it.",
+    help="Make Hugging Face models fast on CPUs: check the machine, measure, quantize, chat with and serve models.",
     no_args_is_help=True,
     add_completion=False,
 )
@@ -51,4 +51,4 @@ def _options(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """Hugging Face models, faster on CPUs: look at the machine, measure a model, see it work, talk to it."""
+    """Make Hugging Face models fast on CPUs: check the machine, measure, quantize, chat with and serve models."""

@@ -1,4 +1,4 @@
-"""`hf-cpu-accel pack`: a model as a folder of packed weights, which loads in a second and is shared by processes."""
+"""`hf-cpu-accel pack`: write a folder of packed weights, which loads in a second and which processes share."""
 
 from __future__ import annotations
 
@@ -16,26 +16,27 @@ if TYPE_CHECKING:
 
     from hf_cpu_accel.config import CPUAccelConfig
 
-# torch and everything on it is imported inside the command: `hf-cpu-accel --help` must not wait for it.
+# The command imports torch when it runs, so that `hf-cpu-accel --help` does not wait for it.
 
 
 def pack(
     model: Annotated[str, typer.Argument(help="Model id, local folder or GGUF file.", show_default=False)],
-    folder: Annotated[Path, typer.Argument(help="The folder to write.", show_default=False)],
-    dtype: Annotated[str, typer.Option(help="As accelerate_for_cpu takes it.")] = "auto",
+    folder: Annotated[Path, typer.Argument(help="Folder to write.", show_default=False)],
+    dtype: Annotated[str, options.dtype()] = "auto",
     accuracy: Annotated[float | None, options.accuracy()] = None,
     int4_group: Annotated[
-        int, typer.Option(help="Input features of an int4 weight that share a multiplier: 32, 64 or 128.")
+        int, typer.Option(help="Group size of int4: input features that share a scale; 32, 64 or 128.")
     ] = 32,
     threads: Annotated[
-        int | None, options.threads("Threads to pack with [default: what doctor says].")
+        int | None,
+        options.threads("Number of threads to pack with [default: chosen for the machine; see doctor]."),
     ] = None,
 ) -> None:
-    """Accelerate a model of transformers and write its packed weights, config and tokenizer.
+    """Accelerate a transformers model and write its packed weights, config and tokenizer.
 
     hf-cpu-accel pack HuggingFaceTB/SmolLM2-360M-Instruct ./smollm2-int8 --dtype int8
 
-    Afterwards `AutoModel....from_pretrained("./smollm2-int8")` maps the file, wherever hf_cpu_accel is imported.
+    Afterwards `AutoModel....from_pretrained("./smollm2-int8")` maps the file, if hf_cpu_accel is imported.
     """
     from rich.console import Console
 
@@ -62,12 +63,13 @@ def pack(
 
 
 def check_folder(model: str, folder: Path) -> None:
-    """
+    """Check that `folder` can be written without overwriting `model`.
+
     Raises:
-        ValueError: `folder` is a file, or where the model is.
+        ValueError: `folder` is a file, or the folder of the model.
     """
     if folder.is_file() or (Path(model).is_dir() and folder.resolve() == Path(model).resolve()):
-        raise ValueError(f"FOLDER={str(folder)!r}: expected a folder of its own")
+        raise ValueError(f"FOLDER={str(folder)!r} is a file or the folder of MODEL: expected another folder")
 
 
 def write(
@@ -79,7 +81,17 @@ def write(
     seconds: dict[str, float],
     **options: Any,
 ) -> None:
-    """Accelerate `loaded`, which is `model`, write it, and tell how long that took; `options` are of `accelerate_for_cpu`."""
+    """Accelerate a model, write it, and print the time of each step.
+
+    Args:
+        console: prints the report.
+        model: the MODEL of the command line.
+        loaded: the loaded model.
+        folder: the folder to write.
+        settings: the settings for `accelerate_for_cpu`.
+        seconds: seconds of the steps so far, {"load": seconds}; "pack" and "write" are added.
+        options: further arguments of `accelerate_for_cpu`.
+    """
     from hf_cpu_accel.api import accelerate_for_cpu
     from hf_cpu_accel.frontends.packed_saving import save_packed
 
@@ -94,12 +106,16 @@ def write(
         seconds["write"] = time.perf_counter() - start
         companions = _save_companions(model, folder)
     _report(console, loaded, source, written, seconds)
-    beside = f", {' and '.join(companions)} beside it" if companions else ""
-    console.print(f"[bold]{folder}[/bold]: one file of weights{beside}")
+    extra = f", {' and '.join(companions)}" if companions else ""
+    console.print(f"[bold]{folder}[/bold]: one file of weights{extra}")
 
 
 def load(model: str) -> Any:
-    """By the class that its config.json names; a GGUF file as the causal language model that it is, in its blocks."""
+    """Load a model with the class that its config.json names, in eval mode; a GGUF file as a causal language model in its blocks.
+
+    Raises:
+        ValueError: the weights are already quantized in a format that cannot be packed.
+    """
     import transformers
     from transformers import AutoConfig
 
@@ -110,9 +126,12 @@ def load(model: str) -> Any:
     if blocks is not None:
         return blocks()
     config = AutoConfig.from_pretrained(model)
-    said = getattr(config, "quantization_config", None)
-    if said is not None and said.get("quant_method") not in METHODS:
-        raise ValueError("its weights are quantized already: pack the checkpoint that they were made of")
+    quantization = getattr(config, "quantization_config", None)
+    if quantization is not None and quantization.get("quant_method") not in METHODS:
+        raise ValueError(
+            f"its weights are already quantized (quant_method={quantization.get('quant_method')!r}); accepted are "
+            f"{', '.join(METHODS)}; or pack the original checkpoint"
+        )
     named = (config.architectures or ["AutoModel"])[0]
     cls = getattr(transformers, named, transformers.AutoModel)
     with weights_as_stored():
@@ -120,7 +139,7 @@ def load(model: str) -> Any:
 
 
 def _save_companions(model: str, folder: Path) -> list[str]:
-    """What turns texts, images and sound into inputs, where the model has it; the names of what was written."""
+    """Save the tokenizer or processor of the model, and return its class name; an empty list if it has none."""
     from transformers import AutoFeatureExtractor, AutoImageProcessor, AutoProcessor, AutoTokenizer
 
     from hf_cpu_accel.frontends.gguf import located
@@ -149,11 +168,11 @@ def _report(console: Console, model: Any, source: int, written: int, seconds: di
     console.print(f"{type(model).__name__}, {plan.dtype}")
     for choice in plan.choices:
         console.print(str(choice), markup=False)
-    table = results_table(["", "MB", "seconds", "GB/s"])
+    table = results_table(["step", "MB", "seconds", "GB/s"])
     for name, nbytes in (("load", source), ("pack", source), ("write", written)):
         rate = nbytes / 1e9 / max(seconds[name], 1e-9)
         table.add_row(name, f"{nbytes / 1e6:.1f}", f"{seconds[name]:.2f}", f"{rate:.2f}")
     console.print(table)
     console.print(
-        f"{len(plan.replaced)} modules packed or fused, {len(plan.left)} left; {source / max(written, 1):.1f} times smaller"
+        f"{len(plan.replaced)} modules packed or fused, {len(plan.left)} left; {source / max(written, 1):.1f}x smaller"
     )

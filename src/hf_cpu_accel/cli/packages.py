@@ -1,4 +1,4 @@
-"""Which installed host packages, and packages that these import by themselves, fail to import."""
+"""Find installed host packages, and packages that they import, that fail to import."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterable
 from importlib.util import find_spec
 
-# The files that define what is accelerated: a package that loads lazily fails in these, and not where it is imported.
+# The files that define the accelerated classes. A package that loads lazily fails when these are imported.
 PACKAGES: dict[str, tuple[str, ...]] = {
     "torchvision": ("torchvision",),
     "torchaudio": ("torchaudio",),
@@ -25,7 +25,7 @@ PACKAGES: dict[str, tuple[str, ...]] = {
     "torch_geometric": ("torch_geometric.nn",),
 }
 
-# A line of JSON before each file, and another after one that fails; where the process dies, the last one is to blame.
+# Prints a line of JSON before each file, and another after a file that fails. If the process dies, the last file is the cause.
 _PROGRAM = """
 import importlib, json, sys
 output, sys.stdout = sys.stdout, sys.stderr
@@ -44,17 +44,17 @@ print(json.dumps(["", None]), file=output, flush=True)
 def import_failures(packages: Iterable[str] = tuple(PACKAGES)) -> dict[str, str]:
     """Return the first exception of each of `packages` that is installed and fails to import: `{file: "type: message"}`.
 
-    They are imported by a process of their own: what fails there, even with a signal, changes nothing here.
+    A separate process imports them, so that a failure, even a signal, does not affect this process.
     """
     installed = [package for package in packages if find_spec(package) is not None]
     files = [file for package in installed for file in PACKAGES[package]]
-    done = subprocess.run([sys.executable, "-c", _PROGRAM, *files], capture_output=True, text=True)
-    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    process = subprocess.run([sys.executable, "-c", _PROGRAM, *files], capture_output=True, text=True)
+    lines = [json.loads(line) for line in process.stdout.splitlines()]
     failures: dict[str, str] = {}
     for file, error in lines:
         if error is not None:
             failures[file] = error
     last = lines[-1][0] if lines else ""
     if last and last not in failures:
-        failures[last] = f"its import ended the process with code {done.returncode}"
+        failures[last] = f"its import ended the process with code {process.returncode}"
     return failures

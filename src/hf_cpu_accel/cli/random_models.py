@@ -1,6 +1,6 @@
-"""Well-known architectures with random weights, for speed and wiring without a model hub.
+"""Well-known architectures with random weights, to measure speed without a model hub.
 
-Speed does not depend on the values of the weights. Accuracy does: measure that on a trained model.
+Speed does not depend on the values of the weights. Accuracy does, so measure it on a trained model.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _DEBERTA_V3 = {
     "pos_att_type": "p2c|c2p",
     "position_biased_input": False,
 }
-# name -> (transformers model type, what its published config.json sets differently from the type's defaults)
+# name -> (transformers model type, settings of its published config.json that differ from the defaults)
 _ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "bert-tiny": (
         "bert",
@@ -110,27 +110,32 @@ NAMES = tuple(_ARCHITECTURES)
 
 
 def config(name: str) -> PreTrainedConfig:
-    """The configuration of one of `NAMES`, else ValueError."""
+    """Return the configuration of one of `NAMES`.
+
+    Raises:
+        ValueError: an unknown name.
+    """
     if name not in _ARCHITECTURES:
-        raise ValueError(f"random_config={name!r} is not known; accepted: {', '.join(NAMES)}")
+        raise ValueError(f"random_config={name!r} is unknown; accepted: {', '.join(NAMES)}")
     import transformers
 
     model_type, overrides = _ARCHITECTURES[name]
-    # A copy: the configuration adds to what it is given.
+    # A copy, because the configuration adds entries to its arguments.
     return transformers.AutoConfig.for_model(model_type, **copy.deepcopy(overrides))
 
 
 def build(
     name: str, auto_class: str = "AutoModel", seed: int = 0, dtype: torch.dtype = torch.float32
 ) -> PreTrainedModel:
-    """A model of a well-known shape in eval mode, random weights from `seed`.
+    """Build a model of a well-known architecture with random weights, in eval mode.
 
-    Biases and norm weights get noise (they start at exactly 0 and 1), so that a dropped one shows.
+    Biases and norm weights get noise. They start at exactly 0 and 1, and a bug that drops one would not show.
 
     Args:
         name: one of `NAMES`.
-        auto_class: the transformers auto class that chooses the head, e.g. "AutoModelForMaskedLM".
-        dtype: the weights are made in it, without a float32 copy.
+        auto_class: the transformers auto class that decides the head, such as "AutoModelForMaskedLM".
+        seed: seed of the weights.
+        dtype: dtype of the weights, which are created in it without a float32 copy.
     """
     shape = config(name)
     import transformers
@@ -140,7 +145,7 @@ def build(
 
 
 def seeded(make: Callable[[], M], seed: int = 0) -> M:
-    """What `make` returns, in eval mode, random weights from `seed`; biases and norm weights get noise as in `build`."""
+    """Call `make` with this seed and return its model in eval mode; biases and norm weights get noise as in `build`."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = make()

@@ -1,4 +1,4 @@
-"""`hf-cpu-accel serve`: models behind HTTP, for clients of text-embeddings-inference and of OpenAI."""
+"""`hf-cpu-accel serve`: serve models over HTTP, for clients of text-embeddings-inference and OpenAI."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from hf_cpu_accel.serve.loading import Settings
     from hf_cpu_accel.serve.models import Models, Served
 
-# torch and everything on it is imported inside the command: `hf-cpu-accel --help` must not wait for it.
+# The command imports torch when it runs, so that `hf-cpu-accel --help` does not wait for it.
 
 _NEEDS = ("fastapi", "uvicorn", "prometheus_client", "multipart", "openai")
 
@@ -29,53 +29,62 @@ def serve(
         list[str],
         typer.Argument(
             metavar="MODEL...",
-            help="Model ids or local folders; NAME=MODEL to be called NAME.",
+            help="Model ids, local folders or GGUF files; with NAME=MODEL, clients use NAME.",
             show_default=False,
         ),
     ],
     host: Annotated[
-        str, typer.Option(help="Address to listen on; 0.0.0.0 lets other machines in.")
+        str, typer.Option(help="Address to listen on; 0.0.0.0 accepts connections from other machines.")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8000,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port to listen on; 0 chooses a free port.")
+    ] = 8000,
     api_key: Annotated[
         str | None,
         typer.Option(
             envvar="HF_CPU_ACCEL_API_KEY",
-            help="What clients have to send as Authorization: Bearer KEY.",
+            help="Key that clients must send as Authorization: Bearer KEY.",
             show_default=False,
         ),
     ] = None,
-    dtype: Annotated[str, typer.Option(help="As accelerate_for_cpu takes it.")] = "auto",
+    dtype: Annotated[str, options.dtype()] = "auto",
     accuracy: Annotated[float | None, options.accuracy()] = None,
     threads: Annotated[
-        int | None, options.threads("Threads of each model [default: what doctor says].")
+        int | None,
+        options.threads("Number of threads per model [default: chosen for the machine; see doctor]."),
     ] = None,
     batch_tokens: Annotated[
-        int, typer.Option(min=1, help="Most tokens of a batch of texts, with padding.")
+        int, typer.Option(min=1, help="Maximum tokens of a batch of texts, including padding.")
     ] = 2048,
     batch_wait: Annotated[
         float,
         typer.Option(
-            min=0, max=1000, help="Milliseconds that a batch waits for others, while there are some."
+            min=0,
+            max=1000,
+            help="Maximum milliseconds that a batch waits for as many texts as the last batch had.",
         ),
     ] = 2.0,
     waiting: Annotated[
-        int, typer.Option(min=1, help="Texts that may wait; more are answered with 429.")
+        int, typer.Option(min=1, help="Maximum number of waiting texts; more are rejected with status 429.")
     ] = 4096,
-    rows: Annotated[int, typer.Option(min=1, help="Chats that are answered at a time.")] = 8,
-    chat_waiting: Annotated[int, typer.Option(min=1, help="Chats that may wait.")] = 64,
+    rows: Annotated[int, typer.Option(min=1, help="Number of chats that generate at the same time.")] = 8,
+    chat_waiting: Annotated[int, typer.Option(min=1, help="Maximum number of waiting chats.")] = 64,
     max_length: Annotated[
-        int | None, typer.Option(min=2, help="Tokens of a prompt with its answer [default: the model's].")
+        int | None,
+        typer.Option(
+            min=2, help="Maximum tokens of a prompt with its answer [default: the limit of the model]."
+        ),
     ] = None,
     max_body: Annotated[
-        float, typer.Option(min=0.001, help="Largest request in MB; audio may have 25.")
+        float, typer.Option(min=0.001, help="Maximum size of a request in MB; for audio it is 25 MB.")
     ] = 2.0,
-    grace: Annotated[float, typer.Option(min=0, help="Seconds for running requests after SIGTERM.")] = 60.0,
+    grace: Annotated[
+        float, typer.Option(min=0, help="Seconds that running requests may take after SIGTERM.")
+    ] = 60.0,
 ) -> None:
-    """Serve accelerated models over HTTP.
+    """Serve accelerated models over HTTP, with the endpoints of text-embeddings-inference and OpenAI.
 
-    Embedding models, classifiers, language models and speech recognizers, by the endpoints of text-embeddings-inference and OpenAI.
-    Examples:
+    Serves embedding models, classifiers, language models and speech recognizers. Examples:
 
     hf-cpu-accel serve sentence-transformers/all-MiniLM-L6-v2 --dtype int8
 
@@ -87,7 +96,7 @@ def serve(
     missing = [package for package in _NEEDS if find_spec(package) is None]
     if missing:
         console.print(
-            f'{", ".join(missing)} is not installed: pip install "hf_cpu_accel\\[serve]"', style="red"
+            f'not installed: {", ".join(missing)}; run pip install "hf_cpu_accel\\[serve]"', style="red"
         )
         raise typer.Exit(1)
 
@@ -102,12 +111,14 @@ def serve(
     accelerate = {"dtype": dtype, "accuracy": accuracy, "threads": threads}
     try:
         CPUAccelConfig(**accelerate)  # type: ignore[arg-type]
-    except ValueError as error:  # a misspelt dtype is told before a model is loaded
+    except ValueError as error:  # reject an unknown dtype before loading a model
         raise typer.BadParameter(str(error)) from error
     batching = {"max_tokens": batch_tokens, "max_wait": batch_wait / 1e3, "max_waiting": waiting}
     engine = {"rows": rows, "waiting": chat_waiting, "max_length": max_length}
     if len(set(map(called, models))) < len(models):
-        raise typer.BadParameter(f"MODEL: names have to differ: {', '.join(map(called, models))}")
+        raise typer.BadParameter(
+            f"MODEL: the names must differ, got {', '.join(map(called, models))}; rename one with NAME=MODEL"
+        )
     metrics = Metrics()
     served = Models(_load_all(console, models, metrics, Settings(accelerate, batching, engine)))
     service = Service(served, metrics, api_key=api_key, max_body=round(max_body * 1e6))
@@ -135,11 +146,11 @@ def _load_all(console: Console, models: list[str], metrics: Metrics, settings: S
 
 
 def _announce(console: Console, service: Service, url: str) -> None:
-    """Told once the port is open."""
+    """Print the models and the address, once the port is open."""
     console.print(_table(service.models))
     key = "with the API key" if service.gate.has_key else "without an API key"
     console.print(
-        f"[bold]{url}[/bold] {key}; {url}/docs describes it. Ctrl-C ends the server.", soft_wrap=True
+        f"[bold]{url}[/bold] {key}; see {url}/docs for the API. Ctrl-C stops the server.", soft_wrap=True
     )
 
 

@@ -1,1 +1,1 @@
-"""How users reach us besides `accelerate_for_cpu`: the keyword `cpu_optimize=`, and Optimum-style classes."""
+"""Interfaces besides `accelerate_for_cpu`: the keyword `cpu_optimize=`, and classes like those of optimum."""

@@ -1,12 +1,12 @@
-"""Diffusion pipelines by the names of optimum's other back ends: load with diffusers, then accelerate.
+"""Diffusion pipelines with names like those of optimum's other backends: load with diffusers, then accelerate.
 
     from hf_cpu_accel import CPUDiffusionPipeline
 
     pipe = CPUDiffusionPipeline.from_pretrained("stable-diffusion-v1-5/stable-diffusion-v1-5")
     pipe.save_pretrained("folder", packed=True)
 
-What comes back is diffusers' own pipeline, accelerated in place: calls, `to`, schedulers, adapters, `save_pretrained` and
-`push_to_hub` are its own. Importing this module imports diffusers.
+The result is the pipeline of diffusers, accelerated in place. Its calls, `to`, schedulers, adapters, `save_pretrained` and
+`push_to_hub` are those of diffusers. Importing this module imports diffusers.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from hf_cpu_accel import api
 from hf_cpu_accel.config import CPUAccelConfig
 from hf_cpu_accel.frontends.keyword import cpu_config, examples_in
-from hf_cpu_accel.frontends.optimum_arguments import in_our_words
+from hf_cpu_accel.frontends.optimum_arguments import translate_arguments
 from hf_cpu_accel.frontends.placement import check_placement, without_strategy
 from hf_cpu_accel.frontends.tasks import DIFFUSION
 
@@ -24,20 +24,20 @@ try:
     import diffusers
 except ImportError as error:
     raise ImportError(
-        f"{', '.join(DIFFUSION)} build on diffusers, which could not be imported ({error}); "
+        f"{', '.join(DIFFUSION)} need diffusers, which could not be imported ({error}); "
         "install it with: pip install hf_cpu_accel[diffusers]"
     ) from error
 
 
 class CPUDiffusionPipeline:
-    """`diffusers.DiffusionPipeline`, accelerated for the CPU; made by `from_pretrained` or `from_pipe`."""
+    """A `diffusers.DiffusionPipeline` that is accelerated for the CPU, created by `from_pretrained` or `from_pipe`."""
 
     auto_pipeline_class: Any = diffusers.DiffusionPipeline
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         name = type(self).__name__
         raise TypeError(
-            f"{name} is made by {name}.from_pretrained(...), or of a pipeline that is loaded by {name}.from_pipe(...)"
+            f"{name} cannot be called: use {name}.from_pretrained(...), or {name}.from_pipe(...) for a loaded pipeline"
         )
 
     @classmethod
@@ -52,17 +52,20 @@ class CPUDiffusionPipeline:
         """Load a pipeline, and accelerate each of its models.
 
         Args:
-            model_id: a name on the hub or a folder, of a packed pipeline, too.
-            export: has no effect, as there is no other format to export to.
-            cpu_optimize: bool, dtype name, `CPUAccelConfig`, or dict of its fields. By default what a packed folder says, and
-                else the default configuration; False: the plain pipeline.
-            **kwargs: as in diffusers. Arguments of optimum's other back ends are understood or refused, as `optimum_arguments`
-                says.
+            model_id: name on the Hub or a folder, also a packed one.
+            export: has no effect, because there is no other format.
+            cpu_optimize: a bool, a dtype name, a `CPUAccelConfig`, or a dict of its fields. None for the settings of a packed
+                folder, or else the default configuration. False for the plain pipeline.
+            **kwargs: arguments of diffusers. Arguments of optimum's other backends are translated or rejected, see
+                `optimum_arguments`.
+
+        Returns:
+            The pipeline of diffusers.
 
         Raises:
-            TypeError, ValueError: a bad `cpu_optimize`, or a `device_map` off the CPU; nothing is loaded.
+            TypeError, ValueError: an invalid `cpu_optimize`, or a `device_map` with other devices than the CPU; nothing is loaded.
         """
-        kwargs, cpu_optimize = in_our_words(kwargs, cpu_optimize)
+        kwargs, cpu_optimize = translate_arguments(kwargs, cpu_optimize)
         config = cpu_config(True if cpu_optimize is None else cpu_optimize)
         if config is not None:
             kwargs = without_strategy(kwargs)
@@ -82,10 +85,18 @@ class CPUDiffusionPipeline:
         cpu_optimize: bool | str | dict[str, Any] | CPUAccelConfig | None = True,
         **kwargs: Any,
     ) -> diffusers.DiffusionPipeline:
-        """`from_pipe` of diffusers: a pipeline for this task of the models of another one, which are accelerated in place.
+        """Create a pipeline for this task from the models of another pipeline, which are accelerated in place.
+
+        Args:
+            pipeline: a loaded pipeline.
+            cpu_optimize: a bool, a dtype name, a `CPUAccelConfig`, or a dict of its fields; False for the plain pipeline.
+            **kwargs: arguments of `from_pipe` of diffusers.
+
+        Returns:
+            The pipeline of diffusers.
 
         Raises:
-            TypeError, ValueError: a bad `cpu_optimize`, or a pipeline that has no counterpart for the task.
+            TypeError, ValueError: an invalid `cpu_optimize`, or a pipeline without a counterpart for the task.
         """
         config = cpu_config(cpu_optimize)
         pipe = cls.auto_pipeline_class.from_pipe(pipeline, **kwargs)
@@ -97,7 +108,7 @@ class CPUDiffusionPipeline:
 
 
 def _make_class(name: str, loader: str) -> type[CPUDiffusionPipeline]:
-    doc = f"`diffusers.{loader}`, accelerated for the CPU. See `CPUDiffusionPipeline`."
+    doc = f"A pipeline of `diffusers.{loader}` that is accelerated for the CPU. See `CPUDiffusionPipeline`."
     attributes = {
         "__doc__": doc,
         "__module__": __name__,

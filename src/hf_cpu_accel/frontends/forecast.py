@@ -1,8 +1,10 @@
-"""A forecast of the memory that `from_pretrained(..., cpu_optimize=...)` needs, before a weight is read: what cannot fit is refused
-in words, where the kernel would end the process.
+"""Estimate the memory that `from_pretrained(..., cpu_optimize=...)` needs before it reads weights.
 
-It is a lower bound, so that nothing is refused that would fit: packed weights, and weights that are not pages of the checkpoint
-because they are cast, or made of several of its tensors. Buffers of calls, caches and the host's own memory come on top.
+A model that cannot fit raises `MemoryError`, instead of a process that the system kills.
+
+The estimate is a lower bound, so that no model is rejected that would fit. It counts packed weights, and weights that are not
+pages of the checkpoint because they are cast or joined from several tensors. Buffers, caches and the memory of the host library
+are not counted.
 """
 
 from __future__ import annotations
@@ -34,31 +36,33 @@ if TYPE_CHECKING:
 
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 Stored = Counter[tuple[torch.dtype, tuple[int, ...]]]
-"""How many tensors of a dtype and shape the files of a checkpoint have."""
+"""Number of tensors in the files of a checkpoint per (dtype, shape)."""
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """Bytes that loading a model takes at least.
+    """The least memory that loading a model takes, in bytes.
 
     Attributes:
-        packed: of packed weights.
-        copied: of weights that are not pages of the checkpoint, and `kept` those of them that are not packed.
-        frees: whether these go as they are packed.
+        packed: size of the packed weights.
+        copied: size of the weights that are not pages of the checkpoint.
+        unpacked: the part of `copied` that is not packed.
+        frees: True if weights are freed when they are packed.
     """
 
     packed: int
     copied: int
-    kept: int
+    unpacked: int
     frees: bool
 
     @property
     def peak(self) -> int:
-        return max(self.copied, self.kept + self.packed) if self.frees else self.copied + self.packed
+        """Return the least peak of the memory in bytes."""
+        return max(self.copied, self.unpacked + self.packed) if self.frees else self.copied + self.packed
 
 
 class _Loading:
-    """One call with `cpu_optimize`: of a pipeline, the models of which are packed when all are loaded."""
+    """One call with `cpu_optimize`. The models of a pipeline are packed after all are loaded, in `packed_later` bytes."""
 
     def __init__(self, config: CPUAccelConfig) -> None:
         self.config = config
@@ -69,19 +73,19 @@ _current: ContextVar[_Loading | None] = ContextVar("a call with cpu_optimize", d
 
 
 def forecasting(config: CPUAccelConfig) -> AbstractContextManager[None]:
-    """Inside, models are loaded to be accelerated with `config`: those that cannot fit are refused.
+    """Check the memory for models that are loaded inside the context, to be accelerated with `config`.
 
     Raises:
-        MemoryError: naming what is needed, what is available, and what would fit.
+        MemoryError: a model cannot fit; the message names the needed and the available memory, and dtypes that would fit.
     """
     return within(_current, _Loading(config))
 
 
 def patch_loader(owner: type, patches: HostPatches) -> None:
-    """Have the host's `_load_pretrained_model`, which is given the model without weights and the files, begin with a forecast."""
+    """Make the host's `_load_pretrained_model`, which gets the empty model and the files, check the memory first."""
     original = vars(owner).get("_load_pretrained_model")
     if not isinstance(original, classmethod | staticmethod):
-        return  # another version of the host: no forecast
+        return  # no check with another version of the host
     function = original.__func__
     signature = inspect.signature(function)
 
@@ -95,31 +99,33 @@ def patch_loader(owner: type, patches: HostPatches) -> None:
     patches.replace(owner, "_load_pretrained_model", type(original)(wrapper))
 
 
-def _check(loading: _Loading, given: Mapping[str, Any]) -> None:
-    model, state = given.get("model"), given.get("state_dict")
-    files = given.get("checkpoint_files", given.get("resolved_model_file"))
-    quantizer = given.get("hf_quantizer") or getattr(given.get("load_config"), "hf_quantizer", None)
+def _check(loading: _Loading, arguments: Mapping[str, Any]) -> None:
+    model, state = arguments.get("model"), arguments.get("state_dict")
+    files = arguments.get("checkpoint_files", arguments.get("resolved_model_file"))
+    quantizer = arguments.get("hf_quantizer") or getattr(arguments.get("load_config"), "hf_quantizer", None)
     if not isinstance(model, nn.Module) or not (state or files) or quantizer is not None:
         return
     dtype = plans.make(loading.config, model, threads=1, thread_reason="").dtype
     stored = _tensors_of(state) if state else stored_tensors(files)
-    found = forecast(model, stored, loading.config, dtype)
+    needed = forecast(model, stored, loading.config, dtype)
     available = available_memory()
-    if loading.packed_later + found.peak > available:
-        raise MemoryError(_refusal(loading, model, stored, dtype, available))
-    loading.packed_later += found.packed
+    if loading.packed_later + needed.peak > available:
+        raise MemoryError(_memory_message(loading, model, stored, dtype, available))
+    loading.packed_later += needed.packed
 
 
 def forecast(model: nn.Module, stored: Stored | None, config: CPUAccelConfig, dtype: str) -> Forecast:
-    """What loading `model`, whose parameters are on the meta device, takes at least.
+    """Return the least memory that loading a model takes.
 
     Args:
-        stored: the tensors of its checkpoint; None if unknown, then all are taken for pages of it.
-        dtype: what `config.dtype` means for it.
+        model: the model, with parameters on the meta device.
+        stored: the tensors of its checkpoint; None if unknown, then all weights count as pages of the checkpoint.
+        config: the settings.
+        dtype: the dtype that `config.dtype` resolves to for the model.
     """
-    left = None if stored is None else stored.copy()
+    remaining = None if stored is None else stored.copy()
     tied = getattr(model, "all_tied_weights_keys", {})
-    packed = copied = kept = 0
+    packed = copied = unpacked = 0
     for path, module in model.named_modules():
         for name, parameter in module._parameters.items():
             if parameter is None:
@@ -127,14 +133,14 @@ def forecast(model: nn.Module, stored: Stored | None, config: CPUAccelConfig, dt
             is_packed = _is_packed(module, parameter) and not _is_skipped(path, config.skip_modules)
             packed += _packed_bytes(parameter, dtype, config.int4_group) if is_packed else 0
             if parameter.device.type == "meta" and f"{path}.{name}" not in tied:
-                nbytes = _copied_bytes(parameter, left)
-                copied, kept = copied + nbytes, kept + (0 if is_packed else nbytes)
-    return Forecast(packed, copied, kept, frees=config.originals != "memory")
+                nbytes = _copied_bytes(parameter, remaining)
+                copied, unpacked = copied + nbytes, unpacked + (0 if is_packed else nbytes)
+    return Forecast(packed, copied, unpacked, frees=config.originals != "memory")
 
 
 def stored_tensors(files: Iterable[str]) -> Stored | None:
-    """What the headers of safetensors files say; None for other files."""
-    found: Stored = Counter()
+    """Count the tensors of safetensors files from their headers; None for other files."""
+    counts: Stored = Counter()
     for file in files:
         try:
             with safe_open(file, framework="pt") as tensors:
@@ -142,26 +148,26 @@ def stored_tensors(files: Iterable[str]) -> Stored | None:
                     tensor = tensors.get_slice(name)
                     dtype = _DTYPES.get(tensor.get_dtype())
                     if dtype is not None:
-                        found[dtype, tuple(tensor.get_shape())] += 1
+                        counts[dtype, tuple(tensor.get_shape())] += 1
         except (OSError, SafetensorError):
             return None
-    return found
+    return counts
 
 
 def _tensors_of(state: Mapping[str, torch.Tensor]) -> Stored:
-    """The same of a state dict: that of diffusers is mapped."""
+    """Count the tensors of a state dict, which diffusers maps."""
     return Counter((tensor.dtype, tuple(tensor.shape)) for tensor in state.values())
 
 
 def available_memory() -> int:
-    """Bytes that this process can still get, swap and what the system keeps of files included."""
+    """Return the bytes that this process can still allocate, including swap and the page cache."""
     machine = psutil.virtual_memory().available + psutil.swap_memory().free
     group = cgroup.memory_headroom(drops_used_files=True)
     return machine if group is None else min(machine, group)
 
 
 def _is_packed(module: nn.Module, parameter: torch.Tensor) -> bool:
-    """Whether it is the weight of a linear, or of experts. What convolutions become is not counted."""
+    """Return whether a parameter is the weight of a linear or of experts; convolutions are not counted."""
     if parameter.dim() == 2:
         return isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
     return parameter.dim() == 3 and not isinstance(module, nn.Conv1d | nn.ConvTranspose1d)
@@ -180,7 +186,7 @@ def _packed_bytes(weight: torch.Tensor, dtype: str, group: int) -> int:
 
 
 def _copied_bytes(parameter: torch.Tensor, stored: Stored | None) -> int:
-    """What the parameter takes if no tensor of the checkpoint is what it is; float16 is carried in float32."""
+    """Return the bytes of a parameter without an equal tensor in the checkpoint, or else 0. float16 is converted to float32."""
     if parameter.dtype is torch.float16:
         return 2 * parameter.nbytes
     key = (parameter.dtype, tuple(parameter.shape))
@@ -191,13 +197,15 @@ def _copied_bytes(parameter: torch.Tensor, stored: Stored | None) -> int:
     return parameter.nbytes
 
 
-def _refusal(loading: _Loading, model: nn.Module, stored: Stored | None, dtype: str, available: int) -> str:
+def _memory_message(
+    loading: _Loading, model: nn.Module, stored: Stored | None, dtype: str, available: int
+) -> str:
     config = loading.config
-    found = forecast(model, stored, config, dtype)
-    parts = [f"{_size(found.packed)} of weights packed as {dtype}"]
-    if found.copied:
+    needed = forecast(model, stored, config, dtype)
+    parts = [f"{_size(needed.packed)} of weights packed as {dtype}"]
+    if needed.copied:
         parts.append(
-            f"{_size(found.copied)} of weights that cannot stay in the checkpoint, since they are cast or joined"
+            f"{_size(needed.copied)} of weights that cannot stay in the checkpoint, because they are cast or joined"
         )
     if loading.packed_later:
         parts.append(f"{_size(loading.packed_later)} for the other models of the pipeline")
@@ -208,13 +216,13 @@ def _refusal(loading: _Loading, model: nn.Module, stored: Stored | None, dtype: 
     }
     fitting = [f"dtype={other!r} needs {_size(size)}" for other, size in smaller.items() if size <= available]
     remedy = (
-        f"of the other dtypes, {', '.join(fitting)}"
+        f"dtypes that fit: {', '.join(fitting)}"
         if fitting
-        else "no dtype fits: take a smaller model, or a machine with more memory"
+        else "no dtype fits: use a smaller model, or a machine with more memory"
     )
     return (
-        f"loading {type(model).__name__} with cpu_optimize needs at least {_size(loading.packed_later + found.peak)} of memory "
-        f"({', '.join(parts)}), and {_size(available)} are available. No weights were loaded; {remedy}"
+        f"loading {type(model).__name__} with cpu_optimize needs at least {_size(loading.packed_later + needed.peak)} of memory "
+        f"({', '.join(parts)}), but {_size(available)} are available. No weights were loaded; {remedy}"
     )
 
 

@@ -1,8 +1,8 @@
-"""GGUF files: transformers keeps their weights in blocks while it loads for us, so that they are packed as they are.
+"""GGUF files: load their weights in blocks with transformers, so that the blocks are packed directly.
 
-transformers does so by itself where a kernel for its device is published, and for a few architectures. For the time of a load it is
-told of a kernel for the CPU (plain torch: it serves what we leave alone, and restored models) and of more architectures. The
-conversions are those of its own older loader, which unpacks all weights to floats.
+transformers loads blocks only if a kernel for the device is published, and for a few architectures. During a load, this module
+registers a kernel for the CPU and further architectures. The kernel is plain PyTorch, for modules that are left and for restored
+models. The conversions are those of the older loader of transformers, which dequantizes all weights.
 """
 
 from __future__ import annotations
@@ -27,28 +27,28 @@ from hf_cpu_accel.runtime.fork import new_reentrant_lock
 SUFFIX = ".gguf"
 
 
-# Whether what is being loaded keeps its weights in blocks.
+# Whether the current load keeps weights in blocks.
 _keeps_blocks: ContextVar[bool] = ContextVar("keeps_blocks", default=False)
-_one_at_a_time = new_reentrant_lock()  # the table of architectures is the host's
+_one_at_a_time = new_reentrant_lock()  # the table of architectures belongs to transformers
 
 
 class TorchKernel:
-    """What transformers calls for the products with weights in blocks, in plain torch. It has the names of a published kernel."""
+    """The kernel for products with weights in blocks, in plain PyTorch, with the interface of the published kernels."""
 
     def supports(self, ggml_type: int) -> bool:
-        """Whether weights of this type stay in blocks: where we load, and can pack them. Other loads unpack them, as before."""
+        """Return whether weights of this type stay in blocks: in loads of this package, if the type can be packed."""
         return _keeps_blocks.get() and ggml_type in FORMATS
 
     @staticmethod
     def mul_mat_vec(weight: Tensor, x: Tensor, ggml_type: int, out_features: int) -> Tensor:
-        """[M, in_features] @ weight^T -> [M, out_features] in float32."""
+        """Compute x @ weight^T, [M, in_features] -> [M, out_features], in float32."""
         from transformers.integrations.gguf.dequant import dequantize
 
         return x.float() @ dequantize(weight, ggml_type).view(out_features, -1).T
 
     @staticmethod
     def mul_mat_id(weight: Tensor, x: Tensor, ids: Tensor, ggml_type: int, out_features: int) -> Tensor:
-        """Row i of x [tokens, in_features] by the experts ids[i] -> [tokens, experts of a token, out_features] in float32."""
+        """Multiply row i of x [tokens, in_features] by experts ids[i] -> [tokens, experts per token, out_features], in float32."""
         from transformers.integrations.gguf.dequant import dequantize
 
         output = torch.empty(*ids.shape, out_features)
@@ -63,7 +63,7 @@ _KERNEL = TorchKernel()
 
 
 def split_path(name: object) -> tuple[str, str] | None:
-    """(folder, file name) if `name` is the path of a GGUF file."""
+    """Return (folder, file name) of the path of a GGUF file; None for other names."""
     path = Path(name) if isinstance(name, str | Path) else None
     if path is None or path.suffix != SUFFIX or not path.is_file():
         return None
@@ -71,22 +71,22 @@ def split_path(name: object) -> tuple[str, str] | None:
 
 
 def located(source: str) -> tuple[str, dict[str, str]]:
-    """Return a `from_pretrained`'s arguments: for the path of a GGUF file its folder and `gguf_file`, else `source` alone."""
+    """Return the name and options for `from_pretrained`: for the path of a GGUF file its folder and `gguf_file`."""
     file = split_path(source)
     return (source, {}) if file is None else (file[0], {"gguf_file": file[1]})
 
 
 @contextmanager
 def weights_in_blocks() -> Iterator[None]:
-    """What transformers loads from GGUF files inside keeps its weights in blocks."""
+    """Make transformers load GGUF files with weights in blocks inside the context."""
     try:
         from transformers.integrations.gguf import kernels
         from transformers.integrations.gguf.gguf_conversion_mapping import GGUF_ARCHS, PermuteRows
         from transformers.quantizers.quantizer_gguf import GgufHfQuantizer
     except ImportError:
         warnings.warn(
-            "this transformers unpacks the weights of GGUF files as it loads them, so they are packed anew; 5.23 keeps them as "
-            "they are",
+            "this version of transformers dequantizes the weights of GGUF files, so they are quantized again; install "
+            "transformers 5.23 or newer to keep the weights of the file",
             stacklevel=2,
         )
         yield
@@ -114,7 +114,7 @@ def weights_in_blocks() -> Iterator[None]:
 
 @contextmanager
 def _wrapped(owner: Any, name: str, function: Callable[..., Any]) -> Iterator[None]:
-    """Inside, the method is `function`, which is given the method as it was ahead of its arguments."""
+    """Replace a method inside the context by `function`, which gets the original method as its first argument."""
     original = vars(owner)[name]
 
     def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -127,21 +127,27 @@ def _wrapped(owner: Any, name: str, function: Callable[..., Any]) -> Iterator[No
         setattr(owner, name, original)
 
 
-def _read_header(own: Callable[..., Any], quantizer: Any, gguf_file: str) -> None:
-    """Before a model is built of as many layers as the file says that it has."""
+def _read_header(original: Callable[..., Any], quantizer: Any, gguf_file: str) -> None:
+    """Check the number of layers before a model with this many layers is built.
+
+    Raises:
+        ValueError: the file names more layers than it has tensors.
+    """
     from transformers.integrations.gguf.reader import read_gguf_metadata
 
     metadata, names = read_gguf_metadata(gguf_file)
     blocks = metadata.get(f"{metadata['general.architecture']}.block_count")
     if isinstance(blocks, int) and blocks > len(names):
-        raise ValueError(f"{gguf_file} is damaged: it has {len(names)} tensors for {blocks} layers")
-    own(gguf_file)
+        raise ValueError(
+            f"{gguf_file} is damaged: it has {len(names)} tensors for {blocks} layers; download it again"
+        )
+    original(gguf_file)
 
 
-def _put_in_blocks(own: Callable[..., Any], quantizer: Any, model: Any, **options: Any) -> None:
-    """Plan the blocks of a model without a head by its own names: transformers' plan has the prefix of those with one."""
+def _put_in_blocks(original: Callable[..., Any], quantizer: Any, model: Any, **options: Any) -> None:
+    """Plan the blocks of a model without a head by its names; the plan of transformers has the prefix of models with a head."""
     if not quantizer.supported or hasattr(model, model.base_model_prefix):
-        own(model, **options)
+        original(model, **options)
         return
     from transformers.integrations.gguf import utils as host
 
@@ -157,34 +163,42 @@ def _put_in_blocks(own: Callable[..., Any], quantizer: Any, model: Any, **option
         quantizer.packed_modules = host.replace_with_gguf_modules(model, packable, kernel, dtype)
 
 
-def _state_dict(own: Callable[..., Any], quantizer: Any, checkpoint_file: str, model: Any) -> Any:
+def _state_dict(original: Callable[..., Any], quantizer: Any, checkpoint_file: str, model: Any) -> Any:
     from transformers.integrations.gguf.gguf_conversion_mapping import GGUF_ARCHS
 
-    quantizer.attn_requested = True  # else it looks for an attention kernel in the hub
+    quantizer.attn_requested = True  # otherwise transformers looks for an attention kernel on the Hub
     if not quantizer.supported:
         warnings.warn(
-            f"{checkpoint_file}: transformers unpacks the weights of this architecture as it loads them, so they are packed "
-            f"anew; kept as they are: those of {', '.join(sorted(GGUF_ARCHS))}",
+            f"{checkpoint_file}: transformers dequantizes the weights of this architecture, so they are quantized again; "
+            f"architectures that keep the weights of the file: {', '.join(sorted(GGUF_ARCHS))}",
             stacklevel=2,
         )
-    return own(checkpoint_file, model)
+    return original(checkpoint_file, model)
 
 
-def _permute_rows(own: Callable[..., Any], operation: Any, tensors: Any, *args: Any, **kwargs: Any) -> Any:
-    """Of a tensor with more rows than the model has, transformers would take the first ones."""
-    (found,) = tensors.values()
-    rows = len(found[0] if isinstance(found, list) else found)
+def _permute_rows(
+    original: Callable[..., Any], operation: Any, tensors: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """Check the number of rows, because transformers would use the first rows of a larger tensor.
+
+    Raises:
+        ValueError: a tensor has another number of rows than the model.
+    """
+    (tensor,) = tensors.values()
+    rows = len(tensor[0] if isinstance(tensor, list) else tensor)
     expected = len(operation.permutation) + operation.offset
     if rows != expected:
-        raise ValueError(f"{', '.join(tensors)}: {rows} rows, where its settings make it {expected}")
-    return own(tensors, *args, **kwargs)
+        raise ValueError(
+            f"{', '.join(tensors)}: {rows} rows, but the settings of the file require {expected}"
+        )
+    return original(tensors, *args, **kwargs)
 
 
 def load_in_blocks(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """`function(...)`, a `from_pretrained` of transformers with `gguf_file=`, where weights stay in blocks.
+    """Call `function`, a `from_pretrained` of transformers with `gguf_file=`, so that weights stay in blocks.
 
     Raises:
-        ValueError: the file cannot be read, or tensors of the model are not in it; transformers would give these random values.
+        ValueError: the file cannot be read, or it lacks tensors of the model, which transformers would fill with random values.
     """
     from huggingface_hub.errors import StrictDataclassError
 
@@ -202,19 +216,19 @@ def load_in_blocks(function: Callable[..., Any], *args: Any, **kwargs: Any) -> A
             model, info = function(*args, **{**kwargs, "output_loading_info": True})
         except damage as error:
             raise ValueError(
-                f"{file} is damaged, or of a kind that transformers cannot read: {error}"
+                f"{file} is damaged, or transformers does not support its format: {error}"
             ) from error
     prefix = f"{model.base_model_prefix}."
     base = prefix if hasattr(model, model.base_model_prefix) else ""
     missing = sorted(name for name in info["missing_keys"] if name.startswith(base))
     if missing:
         more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
-        raise ValueError(f"{file} is damaged: it lacks {', '.join(missing[:3])}{more}")
+        raise ValueError(f"{file} is damaged: it lacks {', '.join(missing[:3])}{more}; download it again")
     return (model, info) if kwargs.get("output_loading_info") else model
 
 
 def _decoder(norms: Mapping[str, str], *, offset: bool = False, **names: str) -> list[Any]:
-    """The names of a decoder-only model; those of its norms, which llama.cpp stores with 1 added where `offset`."""
+    """Return the renamings of a decoder-only model. With `offset`, llama.cpp stores the weights of norms with 1 added."""
     from transformers.core_model_loading import WeightConverter, WeightRenaming
     from transformers.integrations.gguf import gguf_conversion_mapping as host
 
@@ -242,7 +256,7 @@ _SANDWICH_NORMS = {
 
 
 def _llama(config: Any) -> list[Any]:
-    """Queries and keys are stored with the two halves of a head interleaved."""
+    """Return the renamings of Llama. The file interleaves the two halves of each head of query and key."""
     from transformers.core_model_loading import WeightConverter
     from transformers.integrations.gguf.gguf_conversion_mapping import PermuteRows
 
@@ -258,7 +272,7 @@ def _llama(config: Any) -> list[Any]:
 
 
 def _gemma(norms: Mapping[str, str]) -> list[Any]:
-    """The table is unpacked: transformers has no form in blocks for one whose rows are scaled, and the head shares it."""
+    """Return the renamings of Gemma. The embeddings are dequantized: their rows are scaled, and the head shares them."""
     from transformers.core_model_loading import WeightConverter
     from transformers.integrations.gguf.gguf_conversion_mapping import Cast
 

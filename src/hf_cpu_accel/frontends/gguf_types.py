@@ -1,6 +1,6 @@
-"""Types of GGUF blocks that transformers' reader lacks: the package gguf, which it needs for any such file, unpacks them.
+"""GGUF block types that the reader of transformers lacks; the package gguf, which it requires, dequantizes them.
 
-llama.cpp writes Q5_0 into the Q4_K_M files of models whose rows are no multiple of 256, which most small models are.
+llama.cpp writes Q5_0 into Q4_K_M files if the rows of a model are not a multiple of 256, as in most small models.
 """
 
 from __future__ import annotations
@@ -19,17 +19,16 @@ from hf_cpu_accel.checkpoints.gguf import FORMATS, read_blocks
 
 @contextmanager
 def all_block_types() -> Iterator[None]:
-    """Inside, transformers reads and unpacks every type that the package gguf unpacks.
+    """Make transformers read and dequantize all types of the package gguf inside the context.
 
-    Afterwards it has those of `FORMATS` still: linears of loaded models stay in their blocks, and may compute without us.
+    The types of `FORMATS` stay registered afterwards, because linears of loaded models stay in blocks and may run without this
+    package.
     """
     from transformers.integrations.gguf import dequant, reader
 
     host: Any = dequant
     floats: dict[int, torch.dtype] = reader._TORCH_DTYPE
-    added = {
-        kind: block for kind, block in _unpacked_by_gguf().items() if kind not in {*host.GGML_BLOCK, *floats}
-    }
+    added = {kind: block for kind, block in _gguf_types().items() if kind not in {*host.GGML_BLOCK, *floats}}
     for kind, (name, *block) in added.items():
         host.GGML_BLOCK[kind] = tuple(block)
         host.GGML_NAME[kind] = name
@@ -43,25 +42,25 @@ def all_block_types() -> Iterator[None]:
 
 
 @cache
-def _unpacked_by_gguf() -> dict[int, tuple[str, int, int]]:
-    """Return {type: (its name, features of a block, bytes of a block)}; none where the package is not installed."""
+def _gguf_types() -> dict[int, tuple[str, int, int]]:
+    """Return {type: (name, features per block, bytes per block)}; empty if the package gguf is not installed."""
     if find_spec("gguf") is None:
         return {}
     import gguf
     import numpy as np
 
-    found = {}
+    types = {}
     for kind, (features, nbytes) in gguf.GGML_QUANT_SIZES.items():
         try:
             gguf.dequantize(np.zeros((1, nbytes), dtype=np.uint8), kind)
         except NotImplementedError:  # integers, and blocks of activations
             continue
-        found[int(kind)] = (kind.name, features, nbytes)
-    return found
+        types[int(kind)] = (kind.name, features, nbytes)
+    return types
 
 
 def _values(kind: int, blocks: Tensor, dtype: torch.dtype) -> Tensor:
-    """Unpack blocks, uint8 [blocks, bytes of a block] -> [blocks, features]."""
+    """Dequantize blocks, uint8 [blocks, bytes per block] -> [blocks, features]."""
     if kind in FORMATS:
         return read_blocks(blocks, kind).dequantize().to(dtype)
     import gguf

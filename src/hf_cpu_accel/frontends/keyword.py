@@ -3,13 +3,11 @@
     model = AutoModelForSequenceClassification.from_pretrained(path, cpu_optimize=True)
     pipe = transformers.pipeline("fill-mask", path, cpu_optimize="int8")
 
-Accepted values (`cpu_config`): True (the defaults), a dtype name ("bfloat16"), a `CPUAccelConfig`, or its
-dict, which may have `examples` beside `accuracy`; False and None leave the call exactly as it was. The value
-is checked before anything is loaded; then the host loads as ever, and `accelerate_for_cpu` gets the finished
-object.
+Accepted values (`cpu_config`): True (the defaults), a dtype name ("bfloat16"), a `CPUAccelConfig`, or a dict of its fields, which
+may contain `examples` for `accuracy`. False and None leave the call unchanged. The value is checked before anything is loaded. Then
+the host loads the object, and `accelerate_for_cpu` accelerates it.
 
-`PATCHES` is the table that `frontends.import_hook` applies. A further host is a further line in it, once
-`accelerate_for_cpu` takes that host's objects.
+`PATCHES` is the table that `frontends.import_hook` applies. A new host needs one more line, after `accelerate_for_cpu` supports it.
 """
 
 from __future__ import annotations
@@ -32,27 +30,26 @@ from hf_cpu_accel.runtime.fork import new_reentrant_lock
 if TYPE_CHECKING:
     from hf_cpu_accel.frontends.patches import HostPatches, Patch
 
-# While transformers loads, methods of its classes are others (`no_tie_weights`). Of two loads that end in the order in which they
-# began, the second leaves them so.
+# transformers replaces methods of its classes during a load (`no_tie_weights`). If two loads overlapped, the second could leave the
+# replacements in place.
 _one_at_a_time = new_reentrant_lock()
 
-_EXAMPLES = "examples"  # an argument of `accelerate_for_cpu`, and no setting
+_EXAMPLES = "examples"  # an argument of `accelerate_for_cpu`, not a field of the config
 
 AcceleratedCall = Callable[[Callable[[Any], Any], tuple[Any, ...], dict[str, Any]], Any]
-"""What runs in place of a wrapped function when the keyword is given: (accelerate, args, kwargs) -> its result, `accelerate` being
-what the keyword asks for."""
+"""The function that runs instead of a wrapped function if the keyword is set: (accelerate, args, kwargs) -> result."""
 
 
 def cpu_config(value: object) -> CPUAccelConfig | None:
-    """The configuration that a value of `cpu_optimize=` means; None where nothing is to be accelerated.
+    """Return the configuration for a value of `cpu_optimize=`; None if nothing is to be accelerated.
 
     Args:
-        value: None/False (nothing), True (the defaults), a dtype name, a `CPUAccelConfig` or its fields; those may have
-            `examples` beside them, see `examples_in`.
+        value: None or False for nothing, True for the defaults, a dtype name, a `CPUAccelConfig`, or a dict of its fields, which
+            may contain `examples`, see `examples_in`.
 
     Raises:
-        TypeError: any other type.
-        ValueError: a dtype or field that `CPUAccelConfig` refuses.
+        TypeError: a value of another type.
+        ValueError: a dtype or field that `CPUAccelConfig` does not accept.
     """
     if value is None or value is False:
         return None
@@ -71,12 +68,12 @@ def cpu_config(value: object) -> CPUAccelConfig | None:
 
 
 def examples_in(value: object) -> Any:
-    """The examples for `accuracy` that a dict has besides the fields of `CPUAccelConfig`, or None."""
+    """Return the examples for `accuracy` in a dict of fields; None without examples."""
     return value.get(_EXAMPLES) if isinstance(value, Mapping) else None
 
 
 def _signature(function: Callable[..., Any]) -> inspect.Signature:
-    """The signature of `function` with the new keyword before its `**kwargs`."""
+    """Return the signature of `function` with the new keyword before its `**kwargs`."""
     signature = inspect.signature(function)
     parameters = list(signature.parameters.values())
     at = next((i for i, p in enumerate(parameters) if p.kind is p.VAR_KEYWORD), len(parameters))
@@ -92,14 +89,14 @@ def _signature(function: Callable[..., Any]) -> inspect.Signature:
 def with_keyword(
     function: Callable[..., Any], patches: HostPatches, call: AcceleratedCall
 ) -> Callable[..., Any]:
-    """`function` with the keyword: without it the plain function runs, with it `call(accelerate, args, kwargs)`."""
+    """Add the keyword to `function`: with it, `call(accelerate, args, kwargs)` runs instead of the function."""
 
     @functools.wraps(function)
     def wrapper(*args: Any, cpu_optimize: Any = None, **kwargs: Any) -> Any:
         if not patches.active:
-            # Uninstalled, but this wrapper was kept: like the original, which does not know the keyword.
-            given = {} if cpu_optimize is None else {KEYWORD: cpu_optimize}
-            return function(*args, **given, **kwargs)
+            # After `uninstall`, a copied wrapper behaves like the original, which does not support the keyword.
+            extra = {} if cpu_optimize is None else {KEYWORD: cpu_optimize}
+            return function(*args, **extra, **kwargs)
         config, examples = cpu_config(cpu_optimize), examples_in(cpu_optimize)
         if config is None:
             return function(*args, **kwargs)
@@ -114,11 +111,10 @@ def with_keyword(
 
 
 def _patch_from_pretrained(owner: type, patches: HostPatches) -> None:
-    """Give the classmethod `owner.from_pretrained` the keyword.
+    """Add the keyword to the classmethod `owner.from_pretrained`.
 
-    The outermost call takes the keyword and the calls inside do not see it, so nothing is accelerated twice.
-    A subclass with a `from_pretrained` of its own that hands `**kwargs` on reaches the wrapper of its base
-    class.
+    The outermost call removes the keyword, so that inner calls do not accelerate again. A `from_pretrained` of a subclass that
+    passes `**kwargs` on reaches the wrapper of its base class.
     """
     function = vars(owner)["from_pretrained"].__func__
 
@@ -134,7 +130,7 @@ def _patch_from_pretrained(owner: type, patches: HostPatches) -> None:
 
 
 def _load(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """`function(cls, name, ...)`; the name may also be the path of a GGUF file, whose weights are kept as they are."""
+    """Call `function(cls, name, ...)`. The name may be the path of a GGUF file, whose weights stay in blocks."""
     file = gguf.split_path(args[1]) if len(args) > 1 else None
     if file is not None and "gguf_file" not in kwargs:
         args, kwargs = (args[0], file[0], *args[2:]), {**kwargs, "gguf_file": file[1]}
@@ -146,21 +142,21 @@ def _load(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
 
 
 def _patch_save_pretrained(owner: type, patches: HostPatches) -> None:
-    """Give `owner.save_pretrained` the keyword `packed`."""
+    """Add the keyword `packed` to `owner.save_pretrained`."""
     function = vars(owner)["save_pretrained"]
 
     @functools.wraps(function)
     def wrapper(self: Any, save_directory: Any, *args: Any, packed: bool | None = None, **kwargs: Any) -> Any:
         if not patches.active:
-            given = {} if packed is None else {"packed": packed}
-            return function(self, save_directory, *args, **given, **kwargs)
+            extra = {} if packed is None else {"packed": packed}
+            return function(self, save_directory, *args, **extra, **kwargs)
         return packed_saving.save(function, self, save_directory, packed, args, kwargs)
 
     patches.replace(owner, "save_pretrained", wrapper)
 
 
 def patch_models(module: ModuleType, patches: HostPatches) -> None:
-    """transformers.modeling_utils: `PreTrainedModel.from_pretrained`, of all model classes, and who loads quantized weights."""
+    """Patch transformers.modeling_utils: `PreTrainedModel` of all model classes, and the choice of quantizers."""
     _patch_from_pretrained(module.PreTrainedModel, patches)
     patch_loader(module.PreTrainedModel, patches)
     _patch_save_pretrained(module.PreTrainedModel, patches)
@@ -168,14 +164,14 @@ def patch_models(module: ModuleType, patches: HostPatches) -> None:
 
 
 def patch_diffusers_models(module: ModuleType, patches: HostPatches) -> None:
-    """diffusers.models.modeling_utils: `ModelMixin.from_pretrained`, which all model classes share."""
+    """Patch diffusers.models.modeling_utils: `ModelMixin` of all model classes."""
     _patch_from_pretrained(module.ModelMixin, patches)
     patch_loader(module.ModelMixin, patches)
     _patch_save_pretrained(module.ModelMixin, patches)
 
 
 def patch_diffusers_pipelines(module: ModuleType, patches: HostPatches) -> None:
-    """diffusers.pipelines.pipeline_utils: `DiffusionPipeline.from_pretrained`; the `AutoPipelineFor...` hand the keyword on."""
+    """Patch diffusers.pipelines.pipeline_utils: `DiffusionPipeline`, to which the `AutoPipelineFor...` pass the keyword on."""
     _patch_from_pretrained(module.DiffusionPipeline, patches)
     function = module.DiffusionPipeline.save_pretrained
 
@@ -190,29 +186,28 @@ def patch_diffusers_pipelines(module: ModuleType, patches: HostPatches) -> None:
 
 
 def patch_auto_classes(module: ModuleType, patches: HostPatches) -> None:
-    """transformers.models.auto.modeling_auto: every auto class, as each has a copy of `from_pretrained` of
-    its own."""
+    """Patch transformers.models.auto.modeling_auto: each auto class, because each has its own copy of `from_pretrained`."""
     classes = [module._BaseAutoModelClass]
-    for owner in classes:  # grows while it runs: subclasses of subclasses
+    for owner in classes:  # the list grows by subclasses of subclasses
         classes.extend(cls for cls in owner.__subclasses__() if cls not in classes)
         if "from_pretrained" in vars(owner):
             _patch_from_pretrained(owner, patches)
 
 
 def patch_pipeline_function(module: ModuleType, patches: HostPatches) -> None:
-    """transformers.pipelines: the function `pipeline`, also where `transformers.pipeline` has it cached."""
+    """Patch transformers.pipelines: the function `pipeline`, and cached copies of it as `transformers.pipeline`."""
     function = module.pipeline
     signature = inspect.signature(function)
 
     def call(accelerate: Callable[[Any], Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         bound = signature.bind_partial(*args, **kwargs)
-        given = bound.arguments = without_strategy(bound.arguments)
-        if given.get("model_kwargs"):
-            given["model_kwargs"] = without_strategy(given["model_kwargs"])
-        device_map = given.get("device_map", (given.get("model_kwargs") or {}).get("device_map"))
-        check_placement(given.get("device"), device_map)
-        if given.get("device") is None and not _placed_by_map(given.get("model"), device_map):
-            given["device"] = "cpu"  # the default would be the first accelerator of the machine
+        arguments = bound.arguments = without_strategy(bound.arguments)
+        if arguments.get("model_kwargs"):
+            arguments["model_kwargs"] = without_strategy(arguments["model_kwargs"])
+        device_map = arguments.get("device_map", (arguments.get("model_kwargs") or {}).get("device_map"))
+        check_placement(arguments.get("device"), device_map)
+        if arguments.get("device") is None and not _placed_by_map(arguments.get("model"), device_map):
+            arguments["device"] = "cpu"  # the default would be the first accelerator of the machine
         with _one_at_a_time, mxfp4.experts_in_blocks(), weights_as_stored():
             pipe = function(*bound.args, **bound.kwargs)
         return accelerate(pipe)
@@ -223,20 +218,20 @@ def patch_pipeline_function(module: ModuleType, patches: HostPatches) -> None:
 
 
 def patch_pipeline_classes(module: ModuleType, patches: HostPatches) -> None:
-    """transformers.pipelines.base: `Pipeline.__init__`.
+    """Patch transformers.pipelines.base: `Pipeline.__init__`.
 
-    Serves the classes called directly, and a `from transformers import pipeline` that ran before
-    `import hf_cpu_accel`: that function is out of reach, but it hands keywords it does not know to the class.
+    This covers classes that are called directly, and a `from transformers import pipeline` before `import hf_cpu_accel`. That
+    function cannot be patched, but it passes unknown keywords to the class.
     """
     function = module.Pipeline.__init__
     signature = inspect.signature(function)
 
     def call(accelerate: Callable[[Any], Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         bound = signature.bind_partial(*args, **kwargs)
-        given = bound.arguments
-        check_placement(given.get("device"))
-        if given.get("device") is None and not _placed_by_map(given.get("model"), None):
-            given["device"] = "cpu"
+        arguments = bound.arguments
+        check_placement(arguments.get("device"))
+        if arguments.get("device") is None and not _placed_by_map(arguments.get("model"), None):
+            arguments["device"] = "cpu"
         function(*bound.args, **bound.kwargs)
         accelerate(args[0])
 
@@ -244,13 +239,12 @@ def patch_pipeline_classes(module: ModuleType, patches: HostPatches) -> None:
 
 
 def _placed_by_map(model: object, device_map: object) -> bool:
-    """Whether a device map decides where the model is; a `device` on top of that is an error in
-    transformers."""
+    """Return whether a device map places the model; transformers rejects a `device` in addition."""
     return device_map is not None or getattr(model, "hf_device_map", None) is not None
 
 
 def patch_quantizers(module: ModuleType, patches: HostPatches) -> None:
-    """transformers.quantizers.auto: the tables by which `quant_method` in a config.json is looked up."""
+    """Patch transformers.quantizers.auto: the tables for `quant_method` in config.json."""
     from hf_cpu_accel.frontends.packed_quantizer import METHOD, PackedConfig, PackedQuantizer
 
     patches.register(module.AUTO_QUANTIZER_MAPPING, METHOD, PackedQuantizer)
@@ -258,7 +252,7 @@ def patch_quantizers(module: ModuleType, patches: HostPatches) -> None:
 
 
 def patch_diffusers_quantizers(module: ModuleType, patches: HostPatches) -> None:
-    """diffusers.quantizers.auto: the same of diffusers."""
+    """Patch diffusers.quantizers.auto: the tables for `quant_method` in config.json."""
     from hf_cpu_accel.frontends.packed_diffusers import METHOD, PackedConfig, PackedQuantizer
 
     patches.register(module.AUTO_QUANTIZER_MAPPING, METHOD, PackedQuantizer)

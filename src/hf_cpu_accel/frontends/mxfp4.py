@@ -1,5 +1,6 @@
-"""gpt-oss: on CPUs transformers unpacks its experts while it loads them. Loading for us it leaves them as the file has them, so
-that they are packed as they are.
+"""MXFP4 experts of gpt-oss: load them in blocks with transformers, so that the blocks are packed directly.
+
+On CPUs, transformers dequantizes them during a load.
 """
 
 from __future__ import annotations
@@ -14,31 +15,31 @@ from torch import Tensor, nn
 
 from hf_cpu_accel.checkpoints.mxfp4 import Mxfp4Stack
 
-# Whether what is being loaded keeps its experts as they are.
+# Whether the current load keeps experts in blocks.
 _keeps_blocks: ContextVar[bool] = ContextVar("keeps MXFP4 blocks", default=False)
 
 
 @contextmanager
 def experts_in_blocks() -> Iterator[None]:
-    """What transformers loads inside from MXFP4 keeps its blocks. One at a time: the function that is exchanged is the host's."""
+    """Make transformers load MXFP4 experts in blocks inside the context, which replaces a function: use one at a time."""
     try:
         from transformers.integrations import mxfp4
     except ImportError:  # a version without it
         yield
         return
     host: Any = mxfp4
-    own = host.dequantize_convertops
+    original = host.dequantize_convertops
 
-    def keep(blocks: Tensor, scales: Tensor, dtype: torch.dtype) -> nn.Parameter:
+    def convert(blocks: Tensor, scales: Tensor, dtype: torch.dtype) -> nn.Parameter:
         if not _keeps_blocks.get() or dtype not in (torch.float32, torch.bfloat16):
-            return own(blocks, scales, dtype)
+            return original(blocks, scales, dtype)
         stack = Mxfp4Stack(blocks.contiguous(), scales.contiguous(), dtype)
         return nn.Parameter(stack, requires_grad=False)
 
     before = _keeps_blocks.set(True)
-    host.dequantize_convertops = keep
+    host.dequantize_convertops = convert
     try:
         yield
     finally:
         _keeps_blocks.reset(before)
-        host.dequantize_convertops = own
+        host.dequantize_convertops = original

@@ -1,14 +1,13 @@
-"""Optimum-style classes `CPUModelFor<Task>`: load, then accelerate.
+"""Classes `CPUModelFor<Task>` like those of optimum: load with transformers, then accelerate.
 
     from hf_cpu_accel import CPUModelForSequenceClassification
 
     model = CPUModelForSequenceClassification.from_pretrained("path-or-id", cpu_optimize="int8")
     pipe = transformers.pipeline("text-classification", model=model, tokenizer=tokenizer)
-    model.save_pretrained("folder")      # an ordinary checkpoint, plus cpu_accel_config.json
+    model.save_pretrained("folder")      # an ordinary checkpoint and cpu_accel_config.json
 
-They follow optimum's `OptimizedModel`, so code written for another of its back ends changes one class name.
-The classes are generated from the table in `frontends.tasks`. Importing this module imports transformers and
-optimum.
+They follow `OptimizedModel` of optimum, so that code for another of its backends changes only a class name. The classes are
+generated from the table in `frontends.tasks`. Importing this module imports transformers and optimum.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from hf_cpu_accel import api
 from hf_cpu_accel.config import FILE_NAME, CPUAccelConfig
 from hf_cpu_accel.frontends.keyword import cpu_config, examples_in
-from hf_cpu_accel.frontends.optimum_arguments import check_device, in_our_words
+from hf_cpu_accel.frontends.optimum_arguments import check_device, translate_arguments
 from hf_cpu_accel.frontends.optimum_saving import Saved
 from hf_cpu_accel.frontends.placement import check_placement, without_strategy
 from hf_cpu_accel.frontends.quantized_folders import weights_as_stored
@@ -34,7 +33,7 @@ try:
     from optimum.modeling_base import OptimizedModel
 except ImportError as error:
     raise ImportError(
-        f"CPUModelFor<Task> builds on optimum, which could not be imported ({error}); "
+        f"CPUModelFor<Task> needs optimum, which could not be imported ({error}); "
         "install it with: pip install hf_cpu_accel[optimum]"
     ) from error
 
@@ -46,17 +45,17 @@ from transformers.utils import cached_file
 
 
 class CPUModel(Saved, OptimizedModel):
-    """A transformers model, accelerated for the CPU, behind optimum's interface.
+    """A transformers model that is accelerated for the CPU, with the interface of optimum.
 
     Args:
-        model: a loaded transformers model in eval mode on the CPU; it is accelerated in place.
-        config: its configuration; by default `model.config`.
+        model: a loaded transformers model in eval mode on the CPU, which is accelerated in place.
+        config: its configuration; None for `model.config`.
         preprocessors: tokenizers or processors that `save_pretrained` writes next to the model.
-        cpu_optimize: bool, dtype name, `CPUAccelConfig`, or dict of its fields; False: the plain model.
+        cpu_optimize: a bool, a dtype name, a `CPUAccelConfig`, or a dict of its fields; False for the plain model.
 
     Attributes:
-        model: the transformers model. Whatever this class does not define itself (`device`, `dtype`,
-            `num_parameters()`, ...) is answered by it.
+        model: the transformers model. Attributes that this class does not define (`device`, `dtype`, `num_parameters()`, ...) are
+            those of the model.
     """
 
     auto_model_class = transformers.AutoModel
@@ -76,13 +75,13 @@ class CPUModel(Saved, OptimizedModel):
 
     @property
     def cpu_config(self) -> CPUAccelConfig | None:
-        """The settings in force; None while the model is not accelerated."""
+        """Return the current settings; None if the model is not accelerated."""
         acceleration = acceleration_of(self.model)
         return None if acceleration is None else acceleration.config
 
     @property
     def config(self) -> PretrainedConfig:
-        """The model's configuration: the one object that `model.config` is."""
+        """Return `model.config`."""
         return self.model.config
 
     @config.setter
@@ -91,7 +90,7 @@ class CPUModel(Saved, OptimizedModel):
 
     @property
     def generation_config(self) -> GenerationConfig:
-        """What `generate` does unless it is told otherwise, as `model.generation_config`."""
+        """Return `model.generation_config`."""
         return self.model.generation_config
 
     @generation_config.setter
@@ -100,7 +99,7 @@ class CPUModel(Saved, OptimizedModel):
 
     @property
     def use_cache(self) -> bool:
-        """Whether `generate` keeps keys and values from token to token."""
+        """Return whether `generate` uses a KV cache."""
         return self.can_generate() and self.generation_config.use_cache is not False
 
     @classmethod
@@ -119,18 +118,21 @@ class CPUModel(Saved, OptimizedModel):
         use_cache: bool | None = None,
         **kwargs: Any,
     ) -> CPUModel:
-        """Load with the auto class, then accelerate. Reached through `from_pretrained`.
+        """Load a model with the auto class, then accelerate it; `from_pretrained` calls this.
 
         Args:
-            cpu_optimize: bool, dtype name, `CPUAccelConfig`, or dict of its fields. By default the
-                cpu_accel_config.json next to the weights, and without one the default configuration.
-            use_cache: whether `generate` keeps keys and values; None: as the model says.
-            **kwargs: as in transformers: fields of the model's configuration (`num_labels=3`) override it, the
-                rest goes to the auto class (`dtype=`, `attn_implementation=`, ...). Arguments of optimum's other
-                back ends are understood or refused, as `optimum_arguments` says.
+            model_id: name on the Hub or a folder.
+            config: configuration of the model.
+            subfolder, revision, force_download, local_files_only, trust_remote_code, cache_dir, token: as in transformers.
+            cpu_optimize: a bool, a dtype name, a `CPUAccelConfig`, or a dict of its fields. None for the cpu_accel_config.json next
+                to the weights, or else the default configuration.
+            use_cache: whether `generate` uses a KV cache; None for the setting of the model.
+            **kwargs: as in transformers: fields of the configuration (`num_labels=3`) override it, other arguments are passed to
+                the auto class (`dtype=`, `attn_implementation=`, ...). Arguments of optimum's other backends are translated or
+                rejected, see `optimum_arguments`.
 
         Raises:
-            TypeError, ValueError: a bad `cpu_optimize`, or a `device_map` off the CPU; nothing is loaded.
+            TypeError, ValueError: an invalid `cpu_optimize`, or a `device_map` with other devices than the CPU; nothing is loaded.
         """
         hub = {
             "subfolder": subfolder,
@@ -140,7 +142,7 @@ class CPUModel(Saved, OptimizedModel):
             "cache_dir": cache_dir,
             "token": token,
         }
-        kwargs, cpu_optimize = in_our_words(kwargs, cpu_optimize)
+        kwargs, cpu_optimize = translate_arguments(kwargs, cpu_optimize)
         accel = _saved_config(model_id, hub) if cpu_optimize is None else cpu_config(cpu_optimize)
         if accel is not None:
             kwargs = without_strategy(kwargs)
@@ -158,28 +160,29 @@ class CPUModel(Saved, OptimizedModel):
             model.generation_config.use_cache = use_cache
         return cls(model, cpu_optimize=accel if cpu_optimize is None else cpu_optimize)
 
-    # There is no separate format: `export=True`, common with other back ends, loads in the same way.
+    # There is no other format, so `export=True`, which is common with other backends, loads in the same way.
     _export = _from_pretrained
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The forward pass of `model`: the same arguments, the same outputs."""
+        """Run the forward pass of `model`, with its arguments and outputs."""
         return self.model(*args, **kwargs)
 
     def restore(self) -> CPUModel:
-        """`hf_cpu_accel.restore` of the model: plain again, bit for bit."""
+        """Restore the original model with `hf_cpu_accel.restore`, and return self."""
         api.restore(self.model)
         return self
 
     def can_generate(self) -> bool:
-        """Whether `generate` is available, which is that of `model`, with our cache and loops."""
+        """Return whether the model can generate; `generate` is that of `model`, with a faster KV cache and loops."""
         return bool(self.model.can_generate())
 
     def eval(self) -> CPUModel:
+        """Set the model to eval mode, and return self."""
         self.model.eval()
         return self
 
     def half(self) -> CPUModel:
-        """Weights of 16 bits or less: bfloat16, unless they are packed in that or in fewer bits already."""
+        """Accelerate the model in bfloat16 if it is packed in float32, and return self; fewer bits stay unchanged."""
         settings = self.cpu_config
         if settings is None:
             self.model.half()
@@ -188,21 +191,21 @@ class CPUModel(Saved, OptimizedModel):
         return self
 
     def compile(self) -> None:
-        """Nothing: there is no engine that has to be made ready. `CPUAccelConfig(compile=...)` is about torch.compile."""
+        """Do nothing: no engine needs a preparation. See `CPUAccelConfig(compile=...)` for compiling blocks."""
 
     def reshape(self, *shape: Any, **shapes: Any) -> CPUModel:
-        """The model as it is: inputs of any shape are taken."""
+        """Return self unchanged: the model accepts inputs of any shape."""
         return self
 
     def to(self, device: str | int | torch.device) -> CPUModel:
-        """Accepts the CPU, where the model is already.
+        """Return self unchanged: the model is on the CPU.
 
         Raises:
-            ValueError: any other device or a dtype.
+            ValueError: another device, or a dtype.
         """
         if isinstance(device, torch.dtype):
             raise ValueError(
-                f"{type(self).__name__} keeps its dtype, got to({device!r}); see CPUAccelConfig(dtype=...)"
+                f"to({device!r}) is not supported by {type(self).__name__}: set the dtype with CPUAccelConfig(dtype=...)"
             )
         check_device(device)
         return self
@@ -214,15 +217,14 @@ class CPUModel(Saved, OptimizedModel):
 
 
 def roots(target: object) -> tuple[Root, ...] | None:
-    """The torch model that a `CPUModel` holds; None if `target` is none."""
+    """Return the torch model of a `CPUModel`; None for another target."""
     if not isinstance(target, CPUModel):
         return None
     return (Root(target.model, "optimum", (target.model,)),)
 
 
 def _saved_config(model_id: str | Path, hub: dict[str, Any]) -> CPUAccelConfig:
-    """The configuration that `save_pretrained` left next to the weights (folder or hub), or the default
-    one."""
+    """Return the configuration that `save_pretrained` wrote next to the weights (folder or Hub), or the default one."""
     file = cached_file(
         str(model_id),
         FILE_NAME,
@@ -234,7 +236,7 @@ def _saved_config(model_id: str | Path, hub: dict[str, Any]) -> CPUAccelConfig:
 
 
 def _make_class(task: Task) -> type[CPUModel]:
-    doc = f"""`transformers.{task.auto_class}`, accelerated for the CPU.
+    doc = f"""A model of `transformers.{task.auto_class}` that is accelerated for the CPU.
 
     The forward pass returns {task.outputs}.
     See `CPUModel` for the arguments and `from_pretrained` / `save_pretrained` / `push_to_hub`.
@@ -243,8 +245,8 @@ def _make_class(task: Task) -> type[CPUModel]:
     cls = type(
         task.class_name, (CPUModel,), {"__doc__": doc, "__module__": __name__, "auto_model_class": auto_class}
     )
-    # How optimum's classes become known to transformers: by registration under AutoConfig, which no model's
-    # own configuration is, so nothing is ever loaded through it.
+    # optimum registers its classes in transformers under AutoConfig. No model has this configuration class, so nothing is loaded
+    # by it.
     auto_class.register(AutoConfig, cls, exist_ok=True)
     if task.pipeline_models is not None:
         getattr(modeling_auto, task.pipeline_models, {})[f"hf_cpu_accel.{task.name}"] = task.class_name

@@ -1,4 +1,4 @@
-"""How the Optimum-style classes are written to folders and to the hub: as ordinary checkpoints, or packed."""
+"""Save the classes `CPUModelFor<Task>` to folders and to the Hub, as ordinary checkpoints or packed."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from hf_cpu_accel.frontends import packed_saving
 from hf_cpu_accel.patching.acceleration import acceleration_of
 from hf_cpu_accel.rewrite.saved import original_state
 
-# The arguments of `push_to_hub` besides the name of the repository.
+# The arguments of `push_to_hub` except the name of the repository.
 _OPTIONS = ("private", "token", "revision", "create_pr", "commit_message", "commit_description")
 
 
 class Saved:
-    """The methods of `CPUModel` that write it; they take the arguments that transformers' and optimum's own do."""
+    """The methods of `CPUModel` that save it, with the arguments of transformers and optimum."""
 
     model: Any
     preprocessors: list[Any]
@@ -34,24 +34,23 @@ class Saved:
         repository_id: str | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Write an ordinary checkpoint with the original weights, or packed ones, plus cpu_accel_config.json.
+        """Write a checkpoint and cpu_accel_config.json: the original weights, which plain transformers loads, or the packed ones.
 
-        Plain transformers loads an ordinary one. What is written are the kept originals, which takes the memory of
-        the unpacked weights meanwhile.
+        Writing the original weights needs memory for them.
 
         Args:
-            save_directory: made if there is none.
-            push_to_hub: upload it afterwards, to `repository_id`, or to one of the name of the folder.
-            packed: True: the packed weights, as in `packed-files.md`; None: as the model was loaded.
-            **kwargs: options of `push_to_hub`, and of transformers' own `save_pretrained`.
+            save_directory: folder to write, created if needed.
+            push_to_hub: upload the folder afterwards.
+            packed: True for the packed weights, False for the original ones, None for the format that the model was loaded from.
+            repository_id: repository for `push_to_hub`; None for the name of the folder.
+            **kwargs: options of `push_to_hub`, and of `save_pretrained` of transformers.
 
         Returns:
-            What `push_to_hub` gives, if asked for it.
+            The result of `push_to_hub`, or None without it.
 
         Raises:
-            RuntimeError: the originals were dropped (`CPUAccelConfig(originals="drop")`), so that there is
-                nothing to write.
-            ValueError: `packed=True` of a model that is not accelerated.
+            RuntimeError: the original weights were dropped (`CPUAccelConfig(originals="drop")`).
+            ValueError: `packed=True` for a model that is not accelerated.
         """
         directory = Path(save_directory)
         directory.mkdir(parents=True, exist_ok=True)
@@ -67,11 +66,9 @@ class Saved:
         as_packed = packed or (packed is None and acceleration is not None and acceleration.from_file)
         if acceleration is not None and not as_packed:
             acceleration.journal.check()
-        plainly = inspect.unwrap(
-            type(self.model).save_pretrained
-        )  # whether the keyword `packed` is there or not
-        packed_saving.save(plainly, self.model, save_directory, packed, (), options)
-        if acceleration is not None and not as_packed:  # a packed folder has its settings already
+        original = inspect.unwrap(type(self.model).save_pretrained)  # without the keyword `packed`
+        packed_saving.save(original, self.model, save_directory, packed, (), options)
+        if acceleration is not None and not as_packed:  # a packed folder already contains its settings
             acceleration.config.save(save_directory)
 
     def push_to_hub(
@@ -84,19 +81,22 @@ class Saved:
         packed: bool | None = None,
         **options: Any,
     ) -> Any:
-        """Upload the model: `push_to_hub("me/fast")`, or what a folder holds: `push_to_hub("folder", "me/fast")`.
+        """Upload the model, `push_to_hub("me/fast")`, or a saved folder, `push_to_hub("folder", "me/fast")`.
 
         Args:
-            save_directory: the name of the repository, as in transformers; with `repository_id` a folder that
-                `save_pretrained` wrote, as in optimum.
-            packed: as in `save_pretrained`.
+            save_directory: name of the repository, as in transformers; with `repository_id` a folder that `save_pretrained`
+                wrote, as in optimum.
+            repository_id: name of the repository for a saved folder.
+            private: create a private repository.
+            token: token of the Hub.
+            packed: see `save_pretrained`.
             options: `revision`, `create_pr`, `commit_message`, `commit_description`.
 
         Returns:
             The `huggingface_hub.CommitInfo`.
 
         Raises:
-            ValueError: `packed` together with a folder that is written already.
+            ValueError: `packed` with a saved folder.
         """
         options.update(private=private, token=token)
         if repository_id is None:
@@ -105,15 +105,16 @@ class Saved:
                 return _upload(Path(folder), str(save_directory), **options)
         if packed is not None:
             raise ValueError(
-                f"packed={packed}: {str(save_directory)!r} is uploaded as save_pretrained wrote it"
+                f"packed={packed} is not supported with the saved folder {str(save_directory)!r}: leave packed out, or pass it to "
+                "save_pretrained"
             )
         return _upload(Path(save_directory), repository_id, **options)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The original weights by their names, as in the checkpoint: they are packed in the model meanwhile.
+        """Return the original weights with their names in the checkpoint.
 
         Raises:
-            RuntimeError: they are gone (`originals="drop"`, or loaded from a packed folder).
+            RuntimeError: the original weights are not available (`originals="drop"`, or a packed folder).
         """
         acceleration = acceleration_of(self.model)
         return (
@@ -124,7 +125,7 @@ class Saved:
 
 
 def _split_options(kwargs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(what is for the hub, the rest)."""
+    """Return (options of `push_to_hub`, other options)."""
     hub = {name: value for name, value in kwargs.items() if name in _OPTIONS}
     return hub, {name: value for name, value in kwargs.items() if name not in _OPTIONS}
 
@@ -140,14 +141,16 @@ def _upload(
     commit_message: str | None = None,
     commit_description: str | None = None,
 ) -> CommitInfo:
-    """Upload all files of `folder` in one commit, to a repository that is made if there is none.
+    """Upload all files of `folder` in one commit, to a repository that is created if needed.
 
     Raises:
-        ValueError: `folder` is none.
-        huggingface_hub.errors.HfHubHTTPError: the hub refuses.
+        ValueError: `folder` does not exist.
+        huggingface_hub.errors.HfHubHTTPError: the Hub rejects the upload.
     """
     if not folder.is_dir():
-        raise ValueError(f"save_directory={str(folder)!r}: expected the folder that save_pretrained wrote")
+        raise ValueError(
+            f"save_directory={str(folder)!r} does not exist: expected a folder that save_pretrained wrote"
+        )
     api = HfApi(token=token, library_name="hf_cpu_accel")
     repo_id = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
     if revision is not None and not create_pr:

@@ -1,6 +1,6 @@
-"""What `quantization_config` in the config of a packed folder says, and what is asked of it before anything is loaded.
+"""The `quantization_config` of a packed folder, and its checks before anything is loaded.
 
-To be mixed into the classes of transformers and of diffusers, which have the same names.
+The classes are mixed into classes of transformers and diffusers, which have the same interface.
 """
 
 from __future__ import annotations
@@ -12,17 +12,19 @@ from hf_cpu_accel.packing.packed_file import FORMAT_VERSION, check_version
 
 
 class PackedFields:
-    """
+    """The fields of the config.
+
     Args:
-        dtype: what the weights are packed as.
-        format_version: of the file.
-        library_version: of hf_cpu_accel, when it was written.
+        dtype: dtype of the packed weights.
+        format_version: version of the file format.
+        library_version: version of hf_cpu_accel that wrote the file.
+        ignored: further fields, which are ignored.
     """
 
     method: Any
 
     def __init__(
-        self, dtype: str = "", format_version: int = FORMAT_VERSION, library_version: str = "", **others: Any
+        self, dtype: str = "", format_version: int = FORMAT_VERSION, library_version: str = "", **ignored: Any
     ) -> None:
         self.quant_method = self.method
         self.dtype = dtype
@@ -31,14 +33,15 @@ class PackedFields:
 
 
 class ChecksFields:
-    """A quantizer of such a config."""
+    """A quantizer for this config."""
 
     quantization_config: Any
 
     def validate_environment(self, *args: Any, device_map: Any = None, **kwargs: Any) -> None:
-        """
+        """Check the device and the version of the format.
+
         Raises:
-            ValueError: a place off the CPU, or a format that is newer than this version.
+            ValueError: another device than the CPU, or a format that is newer than this version.
         """
-        check_placement(device_map=device_map, asked="a packed folder")
+        check_placement(device_map=device_map, feature="a packed folder")
         check_version(self.quantization_config.format_version, self.quantization_config.library_version)

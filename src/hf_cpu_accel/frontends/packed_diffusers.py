@@ -1,4 +1,4 @@
-"""How diffusers loads a packed folder: by the quantizer for `quant_method: "cpu_accel"`. Importing this imports diffusers."""
+"""The diffusers quantizer for `quant_method: "cpu_accel"`, which loads packed folders. Importing this imports diffusers."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from hf_cpu_accel.packing.packed_file import read_packed
 
 
 class _Method(str):
-    """The name of the method, as a member of diffusers' enumeration has it."""
+    """The name of the method, with the interface of an enumeration member of diffusers."""
 
     @property
     def value(self) -> str:
+        """Return the name."""
         return str(self)
 
 
@@ -34,25 +35,26 @@ class PackedConfig(PackedFields, QuantizationConfigMixin):
     def to_dict(self) -> dict[str, Any]:
         return {**self.__dict__, "quant_method": str(METHOD)}
 
-    to_diff_dict = to_dict  # which its own text asks for
+    to_diff_dict = to_dict  # the base class uses it for its representation
 
 
 class PackedQuantizer(ChecksFields, DiffusersQuantizer):
-    """Maps the packed weights, lets diffusers load the rest of the file, and accelerates with them."""
+    """Map the packed weights, let diffusers load the other parameters of the file, and accelerate the model."""
 
-    requires_calibration = True  # it loads what was packed; it does not pack
+    requires_calibration = True  # it loads packed weights, but does not pack
     reads_packed_folders = True
     use_keep_in_fp32_modules = True
     _loading: PackedLoading | None = None
 
     def maybe_update_loaded_keys(self, loaded_keys: list[str], checkpoint_files: list[str]) -> list[str]:
-        """The names of the parameters that diffusers is to load."""
+        """Open the file, and return the names of the parameters that diffusers loads."""
         with torch.device("cpu"):
             file = read_packed(Path(checkpoint_files[0]))
         self._loading = PackedLoading(file)
         return list(file.plain)
 
     def maybe_update_state_dict(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        """Return the parameters that are not packed."""
         assert self._loading is not None
         return {name: tensor for name, tensor in state_dict.items() if name in self._loading.plain}
 
@@ -60,14 +62,15 @@ class PackedQuantizer(ChecksFields, DiffusersQuantizer):
         return False
 
     def _process_model_before_weight_loading(self, model: Any, **kwargs: Any) -> None:
-        """
+        """Remove the packed parameters from the model before loading.
+
         Raises:
-            RuntimeError: diffusers has not asked for the names first.
+            RuntimeError: a version of diffusers that did not ask for the names of the parameters.
         """
         if self._loading is None:
             raise RuntimeError(
-                f"networks that were saved packed need diffusers 0.39 or newer to be loaded, and {diffusers.__version__} is "
-                "installed: pip install --upgrade diffusers"
+                f"packed diffusers models need diffusers 0.39 or newer, but {diffusers.__version__} is installed: run "
+                "pip install --upgrade diffusers"
             )
         self._loading.begin(model)
 

@@ -1,4 +1,4 @@
-"""From a packed file to an accelerated model: its parameters wait as placeholders until the others are loaded."""
+"""Load a packed file into an accelerated model; packed parameters are placeholders until the other parameters are loaded."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from hf_cpu_accel.rewrite.core.packed_source import PackedSource, mark_placehold
 
 @dataclass(frozen=True)
 class _Place:
-    """A parameter of a module that is in the file, and the names of the module's parameters in their order."""
+    """A packed parameter of a module, and the names of all parameters of the module in their order."""
 
     module: nn.Module
     name: str
@@ -35,8 +35,7 @@ class _Place:
 class PackedLoading:
     """The loading of one model.
 
-    Between `begin` and `finish` the parameters that are packed are no parameters of the model, so that they are neither allocated
-    nor initialized.
+    Between `begin` and `finish`, packed parameters are not parameters of the model, so that they are not allocated or initialized.
     """
 
     def __init__(self, file: PackedModelFile) -> None:
@@ -46,22 +45,23 @@ class PackedLoading:
 
     @property
     def path(self) -> Path:
-        """Of the file."""
+        """Return the path of the file."""
         return self._file.path
 
     @property
     def plain(self) -> Mapping[str, Tensor]:
-        """The parameters and buffers that are not packed, by their paths."""
+        """Return the parameters and buffers that are not packed, {path: tensor}."""
         return self._file.plain
 
     def begin(self, model: nn.Module, tied: Sequence[str] = ()) -> None:
-        """Take the packed parameters out of `model`, which is on the meta device.
+        """Remove the packed parameters from a model on the meta device.
 
         Args:
-            tied: paths of parameters that the host makes those of other modules.
+            model: the model.
+            tied: paths of parameters that the host ties to other parameters.
 
         Raises:
-            DamagedFile: the weights are not those of such a model.
+            DamagedFile: the weights do not fit the model.
         """
         self._weights = tuple(_for_model(weight, model) for weight in self._file.weights)
         self._weights = tuple(weight for weight in self._weights if weight.parameters)
@@ -72,21 +72,21 @@ class PackedLoading:
         places = [_place(model, path) for path in paths]
         for place, placeholder in zip(places, placeholders(parameters), strict=True):
             mark_placeholder(placeholder)
-            placeholder._is_hf_initialized = True  # type: ignore[attr-defined]  # transformers asks for that
+            placeholder._is_hf_initialized = True  # type: ignore[attr-defined]  # read by transformers
             del place.module._parameters[place.name]
             place.module.__dict__[place.name] = placeholder
             self._places.append((place, placeholder))
 
     def finish(self, model: nn.Module) -> None:
-        """Accelerate `model`, whose other parameters are loaded, with the packed weights of the file.
+        """Accelerate a model, whose other parameters are loaded, with the packed weights of the file.
 
         Raises:
-            ValueError: it cannot be accelerated as it was when it was saved.
+            ValueError: the model cannot be accelerated with the settings of the file.
         """
         for place, placeholder in self._places:
             del place.module.__dict__[place.name]
-            held = {**place.module._parameters, place.name: placeholder}
-            place.module._parameters = {name: held[name] for name in place.order if name in held}
+            parameters = {**place.module._parameters, place.name: placeholder}
+            place.module._parameters = {name: parameters[name] for name in place.order if name in parameters}
         self._places = []
         settings = self._settings()
         source = PackedSource(model, self._weights)
@@ -101,19 +101,20 @@ class PackedLoading:
             return CPUAccelConfig.from_dict(self._file.about["config"])
         except (KeyError, TypeError, ValueError) as error:
             raise DamagedFile(
-                f"{self._file.path} was packed with settings that this version does not have: {error}"
+                f"{self._file.path} was packed with settings that this version of hf_cpu_accel does not support: {error}; pack the "
+                "model again"
             ) from error
 
     def _choices(self) -> list[Choice] | None:
-        """What was chosen for an accuracy, for `explain` to tell; None if nothing was."""
+        """Return the choice of dtypes for an accuracy, for `explain`; None without a choice."""
         try:
             choices = [Choice.from_dict(fields) for fields in self._file.about.get("choices", ())[:1]]
             for choice in choices:
-                CPUAccelConfig(dtype=choice.dtype, dtypes=choice.dtypes)  # which knows the names
+                CPUAccelConfig(dtype=choice.dtype, dtypes=choice.dtypes)  # checks the names of the dtypes
             return [*choices] or None
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise DamagedFile(
-                f"{self._file.path}: what it says of the choice of dtypes is unknown: {error}"
+                f"{self._file.path} contains an invalid choice of dtypes: {error}; pack the model again"
             ) from error
 
     def _check_size(self, weight: SavedWeight, model: nn.Module) -> None:
@@ -122,12 +123,12 @@ class PackedLoading:
         if values != packed.in_features * packed.out_features:
             shapes = [tuple(parameter.shape) for parameter in parameters]
             raise DamagedFile(
-                f"{self._file.path} is not of this model: {weight.parameters[0]} is packed as "
-                f"{packed.out_features} x {packed.in_features}, and config.json makes it {shapes}. Nothing was loaded"
+                f"{self._file.path} does not fit this model: {weight.parameters[0]} is packed as "
+                f"{packed.out_features} x {packed.in_features}, but config.json requires {shapes}. Nothing was loaded"
             )
 
     def _compare_plans(self, model: nn.Module) -> None:
-        """Say so where another layer is fused than when the model was saved: it answers, and may round otherwise."""
+        """Warn if other layers are fused than when the model was saved; outputs may be rounded differently."""
         acceleration = acceleration_of(model)
         assert acceleration is not None
         before = {tuple(row) for row in self._file.about.get("plan", ())}
@@ -135,30 +136,30 @@ class PackedLoading:
         if gone and self._file.about.get("model") == type(model).__name__:
             name, structure, op = gone[0]
             warnings.warn(
-                f"{self._file.path}: {len(gone)} of {len(before)} modules are not computed as when the model was packed, {name} "
-                f"({structure} by {op}) among them: another machine, or another version of hf_cpu_accel or its host. The weights "
-                "are the same; see hf_cpu_accel.explain(model)",
+                f"{self._file.path}: {len(gone)} of {len(before)} modules run another op than when the model was packed, for "
+                f"example {name} ({structure} by {op}). The reason is another machine, or another version of hf_cpu_accel or its "
+                "host. The weights are identical; see hf_cpu_accel.explain(model)",
                 RuntimeWarning,
                 stacklevel=2,
             )
 
 
 def plan_rows(model: nn.Module) -> set[tuple[str, str, str]]:
-    """(path, structure, op) of what was replaced in an accelerated model."""
+    """Return (path, structure, op) of the replaced modules of an accelerated model."""
     acceleration = acceleration_of(model)
     assert acceleration is not None
-    # In brackets stands where a weight came from.
+    # The structure may end with the source of the weight in brackets.
     return {(item.name, item.structure.partition(" (")[0], item.op) for item in acceleration.plan.replaced}
 
 
 def _place(model: nn.Module, path: str) -> _Place:
-    above, _, name = path.rpartition(".")
-    module = model.get_submodule(above)
+    module_path, _, name = path.rpartition(".")
+    module = model.get_submodule(module_path)
     return _Place(module, name, tuple(module._parameters))
 
 
 def _for_model(weight: SavedWeight, model: nn.Module) -> SavedWeight:
-    """With the paths that the parameters have in `model`, which may be the saved one without its head, or with one."""
+    """Return `weight` with the paths of its parameters in `model`, which may lack the head of the saved model or have one more."""
     prefix = f"{getattr(model, 'base_model_prefix', '')}."
     for change in (str, lambda path: path.removeprefix(prefix), lambda path: prefix + path):
         paths = tuple(change(path) for path in weight.parameters)

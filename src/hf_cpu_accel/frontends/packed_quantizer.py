@@ -1,4 +1,4 @@
-"""How transformers loads a packed folder: by the quantizer for `quant_method: "cpu_accel"`. Importing this imports transformers."""
+"""The transformers quantizer for `quant_method: "cpu_accel"`, which loads packed folders. Importing this imports transformers."""
 
 from __future__ import annotations
 
@@ -24,21 +24,23 @@ class PackedConfig(PackedFields, QuantizationConfigMixin):
 
 
 class PackedQuantizer(ChecksFields, HfQuantizer):
-    """Maps the packed weights, lets transformers load the rest of the file, and accelerates with them."""
+    """Map the packed weights, let transformers load the other parameters of the file, and accelerate the model."""
 
-    requires_calibration = True  # it loads what was packed; it does not pack
+    requires_calibration = True  # it loads packed weights, but does not pack
     reads_packed_folders = True
     _loading: PackedLoading | None = None
 
     def update_attn_implementation(self, config: Any) -> Any:
-        """The one call ahead of the search for files: a packed folder has no model.safetensors, so that without
-        hf_cpu_accel it is not taken for a checkpoint of which most weights are missing.
+        """Set the name of the weights file; transformers calls this before it searches for files.
+
+        A packed folder has no model.safetensors, so that transformers without hf_cpu_accel does not load a checkpoint with missing
+        weights.
 
         Raises:
             ValueError: the model is to be divided among processes.
         """
         if is_to_be_divided(config):
-            raise _undivided(FILE_NAME)
+            raise _not_divisible(FILE_NAME)
         config.transformers_weights = FILE_NAME
         return config
 
@@ -46,7 +48,7 @@ class PackedQuantizer(ChecksFields, HfQuantizer):
         self, model: Any, checkpoint_files: list[str] | None = None, **kwargs: Any
     ) -> None:
         assert checkpoint_files
-        with torch.device("cpu"):  # transformers is in the middle of building the model on the meta device
+        with torch.device("cpu"):  # transformers builds the model on the meta device
             self._loading = PackedLoading(read_packed(Path(checkpoint_files[0])))
             self._loading.begin(model, tuple(model.all_tied_weights_keys))
         patterns = set(model._keys_to_ignore_on_load_unexpected or ())
@@ -60,12 +62,14 @@ class PackedQuantizer(ChecksFields, HfQuantizer):
         vars(model).pop("_keys_to_ignore_on_load_unexpected", None)
         vars(model.config).pop("transformers_weights", None)
         loading, self._loading = self._loading, None
-        if any(map(is_divided, model.parameters())):  # by a transformers that does not say so beforehand
-            raise _undivided(loading.path)
+        if any(
+            map(is_divided, model.parameters())
+        ):  # some versions of transformers divide without a setting in the config
+            raise _not_divisible(loading.path)
         loading.finish(model)
 
     def update_weight_conversions(self, weight_conversions: Any, model: Any) -> list[Any]:
-        """None: the names in the file are those of the model."""
+        """Return no conversions: the names in the file are those of the model."""
         return []
 
     def is_serializable(self) -> bool:
@@ -76,8 +80,8 @@ class PackedQuantizer(ChecksFields, HfQuantizer):
         return False
 
 
-def _undivided(file: object) -> ValueError:
+def _not_divisible(file: object) -> ValueError:
     return ValueError(
-        f"{file} has whole packed weights, which cannot be divided among processes: load the checkpoint that it was packed from "
-        "with distributed_config, and cpu_optimize beside it"
+        f"{file} contains packed weights, which cannot be divided among processes: load the original checkpoint with "
+        "distributed_config and cpu_optimize"
     )

@@ -1,4 +1,4 @@
-"""`save_pretrained` of accelerated models: `packed=True` writes the packed weights, without it the original ones are written."""
+"""`save_pretrained` of accelerated models: it writes the original weights, or with `packed=True` the packed ones."""
 
 from __future__ import annotations
 
@@ -27,58 +27,65 @@ from hf_cpu_accel.rewrite.linear.tensor_parallel import is_joined
 from hf_cpu_accel.rewrite.saved import original_state, plain_tensors, saved_weights
 from hf_cpu_accel.runtime.context import within
 
-# Of a plain save, and nothing to a file of packed weights.
 FILE_OF_DIFFUSERS = "diffusion_pytorch_model.safetensors"
 _of_pipeline: ContextVar[bool | None] = ContextVar("packed, for the models of a pipeline", default=None)
-_WITHOUT_MEANING = ("max_shard_size", "safe_serialization", "push_to_hub", "is_main_process", "token")
+# Options of a plain `save_pretrained` without an effect on a packed file.
+_IGNORED = ("max_shard_size", "safe_serialization", "push_to_hub", "is_main_process", "token")
 
 
 def save(
-    plainly: Callable[..., Any],
+    original: Callable[..., Any],
     model: Any,
     folder: str | Path,
     packed: bool | None,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> None:
-    """`model.save_pretrained(folder, *args, packed=packed, **kwargs)`; `plainly` is the host's own method.
+    """Save a model like `model.save_pretrained(folder, *args, packed=packed, **kwargs)`.
 
-    With `packed=None`, what was loaded packed is written packed.
+    Args:
+        original: `save_pretrained` of the host.
+        model: the model.
+        folder: folder to write.
+        packed: True for the packed weights, False for the original ones, None for the format that the model was loaded from.
+        args: further positional arguments of `original`.
+        kwargs: keyword arguments of `original`.
 
     Raises:
-        TypeError: `packed` is no bool, or an option does not go with it.
-        ValueError: the model is not accelerated, or is to be pushed besides.
+        TypeError: `packed` is not a bool, or an option is not supported with it.
+        ValueError: the model is not accelerated, or `packed=True` with `push_to_hub=True`.
     """
-    asked = packed
+    packed_argument = packed
     if packed is None:
         packed = _of_pipeline.get() if acceleration_of(model) is not None else None
     if packed is not None and not isinstance(packed, bool):
         raise TypeError(
-            f"packed={packed!r}: expected True, False, or None for what the model was loaded from"
+            f"packed={packed!r}: expected True, False, or None for the format that the model was loaded from"
         )
     acceleration = acceleration_of(model)
     if is_joined(model):
         raise ValueError(
-            f"this {type(model).__name__} is accelerated, and each process has a part of it: call hf_cpu_accel.restore in all of "
-            "them and save then, or save the model in one process before it is divided"
+            f"this accelerated {type(model).__name__} is divided among processes and cannot be saved: call hf_cpu_accel.restore in "
+            "all of them first, or save the model in one process before it is divided"
         )
-    came_packed = acceleration is not None and acceleration.from_file
-    if packed or (packed is None and came_packed):
-        other = [name for name in kwargs if name not in _WITHOUT_MEANING]
-        if asked and (args or other):
+    from_packed = acceleration is not None and acceleration.from_file
+    if packed or (packed is None and from_packed):
+        unsupported = [name for name in kwargs if name not in _IGNORED]
+        if packed_argument and (args or unsupported):
             raise TypeError(
-                f"packed=True takes no {other[0] if other else repr(args[0])}: it writes one file of all weights"
+                f"packed=True does not support {unsupported[0] if unsupported else repr(args[0])}, because it writes one file with "
+                "all weights; leave it out"
             )
         if kwargs.get("push_to_hub"):
             raise ValueError(
-                "packed=True, push_to_hub=True: save the folder, then huggingface_hub.upload_folder it"
+                "packed=True is not supported with push_to_hub=True: save the folder, then call huggingface_hub.upload_folder"
             )
         save_packed(model, folder)
         return
     if acceleration is None and belongs_to_accelerated(model):
         warnings.warn(
-            f"this {type(model).__name__} is a part of an accelerated model: save_pretrained writes its weights as they were "
-            "rounded. Call hf_cpu_accel.restore on the whole before, or accelerate this part by itself",
+            f"this {type(model).__name__} is a part of an accelerated model, so save_pretrained writes rounded weights. Call "
+            "hf_cpu_accel.restore on the whole model first, or accelerate only this part",
             UserWarning,
             stacklevel=3,
         )
@@ -86,37 +93,37 @@ def save(
         if acceleration is not None and kwargs.get("state_dict") is None and not args:
             around.enter_context(with_originals(model, acceleration))
         elif acceleration is None and any(isinstance(p, Mxfp4Stack) for p in model.parameters()):
-            around.enter_context(_with_numbers(model))
-        around.enter_context(_as_a_checkpoint(model))
-        plainly(model, folder, *args, **kwargs)
+            around.enter_context(_with_dequantized_experts(model))
+        around.enter_context(_without_packed_config(model))
+        original(model, folder, *args, **kwargs)
 
 
 def check_accelerated(target: Any) -> None:
-    """Refuse `packed=True` of a pipeline or an encoder of which no model is accelerated.
+    """Check `packed=True` for a pipeline or an encoder.
 
     Raises:
-        ValueError: that.
+        ValueError: no model of it is accelerated.
     """
     if not any(is_model(root.module) and acceleration_of(root.module) is not None for root in find(target)):
         raise ValueError(
-            f"packed=True: no model of this {type(target).__name__} is accelerated: call hf_cpu_accel.accelerate_for_cpu first"
+            f"packed=True, but no model of this {type(target).__name__} is accelerated: call hf_cpu_accel.accelerate_for_cpu first"
         )
 
 
 def pipeline_saving(packed: bool | None) -> AbstractContextManager[None]:
-    """Inside, the accelerated models of a pipeline or an encoder are saved packed, or not, or as they were loaded (None)."""
+    """Set the default of `packed` for the accelerated models of a pipeline or an encoder inside the context."""
     return within(_of_pipeline, packed)
 
 
 @contextmanager
 def with_originals(model: Any, acceleration: Acceleration) -> Iterator[None]:
-    """Inside, the state dict of `model` has the original weights, or there is a warning that it has not."""
+    """Make the state dict of `model` return the original weights inside the context, or warn that they are not available."""
     try:
         state = original_state(model, acceleration.journal)
     except RuntimeError as error:
         warnings.warn(
-            f"save_pretrained writes weights that were rounded to {acceleration.plan.dtype}: {error}. "
-            "packed=True writes what is there, as it is",
+            f"save_pretrained writes weights that are rounded to {acceleration.plan.dtype}: {error}. "
+            "Pass packed=True to write the packed weights",
             UserWarning,
             stacklevel=7,
         )
@@ -130,11 +137,11 @@ def with_originals(model: Any, acceleration: Acceleration) -> Iterator[None]:
 
 
 @contextmanager
-def _with_numbers(model: Any) -> Iterator[None]:
-    """Inside, the state dict of `model` has the numbers of experts that were loaded for us and are not packed any more."""
+def _with_dequantized_experts(model: Any) -> Iterator[None]:
+    """Make the state dict of a restored model return dequantized MXFP4 experts inside the context."""
     state = model.state_dict()
-    numbers = {name: t.numbers() if isinstance(t, Mxfp4Stack) else t for name, t in state.items()}
-    vars(model)["state_dict"] = lambda: numbers
+    dequantized = {name: t.numbers() if isinstance(t, Mxfp4Stack) else t for name, t in state.items()}
+    vars(model)["state_dict"] = lambda: dequantized
     try:
         yield
     finally:
@@ -142,10 +149,10 @@ def _with_numbers(model: Any) -> Iterator[None]:
 
 
 @contextmanager
-def _as_a_checkpoint(model: Any) -> Iterator[None]:
-    """Inside, nothing of `model` says that it came from a packed folder."""
+def _without_packed_config(model: Any) -> Iterator[None]:
+    """Hide inside the context that `model` was loaded from a packed folder."""
     quantizer, config = _quantizer_of(model), vars(model.config) if hasattr(model, "config") else {}
-    said = config.get("quantization_config")
+    quantization_config = config.get("quantization_config")
     if quantizer is None:
         yield
         return
@@ -155,38 +162,42 @@ def _as_a_checkpoint(model: Any) -> Iterator[None]:
         yield
     finally:
         model.hf_quantizer = quantizer
-        config["quantization_config"] = said
+        config["quantization_config"] = quantization_config
 
 
 def _quantizer_of(model: Any) -> Any:
-    """The quantizer of ours that loaded the model, or None."""
+    """Return the quantizer for packed folders that loaded the model, or None."""
     quantizer = vars(model).get("hf_quantizer")
     return quantizer if getattr(quantizer, "reads_packed_folders", False) else None
 
 
 def save_packed(model: Any, folder: str | Path) -> int:
-    """Write an accelerated model of transformers or diffusers: config files and one file of weights.
+    """Write an accelerated model of transformers or diffusers: config files and one file with the packed weights.
+
+    Args:
+        model: the model.
+        folder: folder to write, created if needed.
 
     Returns:
-        The bytes of the file.
+        The size of the file in bytes.
 
     Raises:
-        ValueError: the model is not accelerated as a whole, is calibrated for static ranges, or has adapters.
+        ValueError: the model is not accelerated as a whole, has calibrated ranges (`"int8-static"`), or has adapters.
         OSError: the folder cannot be written.
     """
     acceleration = acceleration_of(model)
     if acceleration is None or not acceleration.is_whole or acceleration.plan.dtype == "none":
         raise ValueError(
-            f"packed=True: this {type(model).__name__} is not accelerated, or only as a part of another model: call "
+            f"packed=True, but this {type(model).__name__} is not accelerated, or only as a part of another model: call "
             "hf_cpu_accel.accelerate_for_cpu on it first"
         )
     if acceleration.config.dtype == "int8-static":
         raise ValueError(
-            "packed=True: packed files have no ranges of images, which dtype='int8-static' was calibrated for: save the model in "
-            "'int8', or calibrate it in each process"
+            "packed=True is not supported with dtype='int8-static', because packed files contain no calibrated ranges: save the "
+            "model in 'int8', or calibrate it in each process"
         )
     if getattr(model, "_hf_peft_config_loaded", False):
-        raise ValueError("packed=True: the model has adapters of peft: merge them into its weights first")
+        raise ValueError("packed=True is not supported with peft adapters: merge them into the weights first")
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     weights = saved_weights(model)
@@ -194,14 +205,14 @@ def save_packed(model: Any, folder: str | Path) -> int:
     plain = plain_tensors(model, packed, getattr(model, "all_tied_weights_keys", {}))
     cast_as_outside(plain, acceleration.journal)
     plan = acceleration.plan
-    # What is this machine's own is decided anew where the model is loaded.
+    # Settings that depend on the machine are chosen again when the model is loaded.
     settings = dataclasses.replace(
         acceleration.config,
         dtype=plan.dtype,
         dtypes=_dtypes_of(acceleration),
         accuracy=None,
         threads=None,
-        skip_modules=_skipped(model, acceleration),
+        skip_modules=_skip_modules_of(model, acceleration),
         compiled_bundle=None,
         trust_compiled=False,
     )
@@ -216,19 +227,19 @@ def save_packed(model: Any, folder: str | Path) -> int:
     written = write_packed(folder / (FILE_OF_DIFFUSERS if of_diffusers else FILE_NAME), weights, plain, about)
     for name in ("model.safetensors", "model.safetensors.index.json", f"{FILE_OF_DIFFUSERS}.index.json"):
         (folder / name).unlink(missing_ok=True)
-    said = {
+    quantization_config = {
         "quant_method": "cpu_accel",
         "format_version": FORMAT_VERSION,
         "dtype": plan.dtype,
         "library_version": _library_version(),
     }
-    (_write_config_of_diffusers if of_diffusers else _write_configs)(model, folder, said)
+    (_write_config_of_diffusers if of_diffusers else _write_configs)(model, folder, quantization_config)
     settings.save(folder)
     return written
 
 
-def _skipped(model: Any, acceleration: Acceleration) -> tuple[str, ...]:
-    """`skip_modules` for the model alone, which is loaded without the name that a pipeline or an encoder gave it."""
+def _skip_modules_of(model: Any, acceleration: Acceleration) -> tuple[str, ...]:
+    """Return `skip_modules` for the model alone, without its name in a pipeline or an encoder."""
     patterns, name = acceleration.config.skip_modules, acceleration.name
     if not name:
         return patterns
@@ -243,24 +254,26 @@ def _saved_choices(plan: Plan) -> list[dict[str, Any]]:
 
 
 def _dtypes_of(acceleration: Acceleration) -> tuple[tuple[str, str], ...]:
-    """Those that were asked for, which decide, and those that were chosen, for the model by itself."""
+    """Return the chosen dtypes and the requested ones, which have precedence, without the name of the model in a target."""
     name = f"{acceleration.name}." if acceleration.name else ""
-    asked = {pattern.removeprefix(name): dtype for pattern, dtype in dict(acceleration.config.dtypes).items()}
-    return (*acceleration.plan.chosen_dtypes, *asked.items())
+    requested = {
+        pattern.removeprefix(name): dtype for pattern, dtype in dict(acceleration.config.dtypes).items()
+    }
+    return (*acceleration.plan.chosen_dtypes, *requested.items())
 
 
-def _write_config_of_diffusers(model: Any, folder: Path, said: dict[str, Any]) -> None:
+def _write_config_of_diffusers(model: Any, folder: Path, quantization_config: dict[str, Any]) -> None:
     model.save_config(folder)
     path = folder / "config.json"
-    config = {**json.loads(path.read_text(encoding="utf-8")), "quantization_config": said}
+    config = {**json.loads(path.read_text(encoding="utf-8")), "quantization_config": quantization_config}
     path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
-def _write_configs(model: Any, folder: Path, said: dict[str, Any]) -> None:
+def _write_configs(model: Any, folder: Path, quantization_config: dict[str, Any]) -> None:
     config = copy.deepcopy(model.config)
     config.dtype = str(model.dtype).removeprefix("torch.")
     config.architectures = [type(model).__name__]
-    config.quantization_config = said
+    config.quantization_config = quantization_config
     config.save_pretrained(folder)
     if model.can_generate():
         model.generation_config.save_pretrained(folder)

@@ -1,4 +1,4 @@
-"""Attributes of host libraries that are replaced, and put back."""
+"""Replace attributes of host libraries, and put the originals back."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 
 
 class HostPatches:
-    """The replacements that one installation made, in order, so that `undo` can put the originals back.
+    """The replacements of one installation, in order, so that `undo` can put the originals back.
 
-    `active` turns False at `undo`. A wrapper that another library captured in between (by wrapping it once
-    more, or by copying it) cannot be taken out of there; it reads this flag and then only passes calls on.
+    `undo` sets `active` to False. A wrapper that another library has wrapped or copied cannot be removed there. It reads this
+    flag, and then only passes calls on.
     """
 
     def __init__(self) -> None:
@@ -22,29 +22,28 @@ class HostPatches:
         self._registered: list[tuple[dict[str, Any], str]] = []
 
     def replace(self, owner: Any, name: str, replacement: Any) -> None:
-        """Put `replacement` in place of the attribute `name` that `owner` (class or module) itself
-        defines."""
+        """Replace the attribute `name` that `owner`, a class or module, defines itself."""
         original = vars(owner)[name]
         self._entries.append((owner, name, original, replacement))
         setattr(owner, name, replacement)
 
     def register(self, table: dict[str, Any], name: str, value: Any) -> None:
-        """Add an entry to a table of the host's."""
+        """Add an entry to a table of the host."""
         table[name] = value
         self._registered.append((table, name))
 
     def replace_cached(self, package: str, name: str, original: Any, replacement: Any) -> None:
-        """Treat like `original` the copies of the reference that lazy package objects keep, now or later.
+        """Replace the copies of `original` in lazy package objects, now and at `undo`.
 
-        A lazy package stores what it looked up as its own attribute. And transformers executes its `__init__`
-        a second time while its modules load, so the package object that the user holds is not the one in
-        `sys.modules`: the namespaces are found from the object they refer to.
+        A lazy package stores attributes that were looked up. transformers executes its `__init__` a second time while its modules
+        load, so the package object of the user may not be the one in `sys.modules`. So the namespaces are found from the object
+        that they refer to.
         """
         self._cached.append((package, name, original, replacement))
         _swap_cached(package, name, original, replacement)
 
     def undo(self) -> None:
-        """Put the original objects back wherever the replacement still stands."""
+        """Put the original objects back wherever the replacement is still in place."""
         self.active = False
         for owner, name, original, replacement in reversed(self._entries):
             if vars(owner).get(name) is replacement:

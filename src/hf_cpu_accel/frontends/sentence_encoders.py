@@ -1,10 +1,10 @@
-"""Encoders of sentence-transformers: the keyword `cpu_optimize=` where they are made, and `packed=` where they are saved.
+"""Encoders of sentence-transformers: the keyword `cpu_optimize=` of their constructors, and `packed=` of their `save_pretrained`.
 
     model = SentenceTransformer("sentence-transformers/all-MiniLM-L6-v2", cpu_optimize="int8")
     model.save_pretrained("minilm-int8", packed=True)
 
-What is in `model_kwargs` goes to the model inside; `model_kwargs={"cpu_optimize": ...}` means the same as the keyword, so that
-nothing is accelerated twice.
+`model_kwargs={"cpu_optimize": ...}` is equivalent to the keyword. It is not passed to the inner model, which would be accelerated
+twice.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def _patch_init(name: str) -> Patch:
-    """The patch of a module that defines the encoder `name`."""
+    """Return the patch of the module that defines the encoder `name`."""
 
     def patch(module: ModuleType, patches: HostPatches) -> None:
         owner = getattr(module, name)
@@ -44,16 +44,21 @@ def _patch_init(name: str) -> Patch:
 
 
 def _with_one_keyword(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments with what `model_kwargs` says of `cpu_optimize` as their own."""
-    inside = kwargs.get("model_kwargs") or {}
-    if KEYWORD not in inside:
+    """Move `cpu_optimize` from `model_kwargs` to the arguments.
+
+    Raises:
+        ValueError: the keyword is in both.
+    """
+    model_kwargs = kwargs.get("model_kwargs") or {}
+    if KEYWORD not in model_kwargs:
         return kwargs
     if kwargs.get(KEYWORD) is not None:
         raise ValueError(
-            f"{KEYWORD}={kwargs[KEYWORD]!r} and model_kwargs={{'{KEYWORD}': {inside[KEYWORD]!r}}} mean the same: use only one"
+            f"{KEYWORD}={kwargs[KEYWORD]!r} and model_kwargs={{'{KEYWORD}': {model_kwargs[KEYWORD]!r}}} set the same option: pass "
+            "only one of them"
         )
-    others = {name: value for name, value in inside.items() if name != KEYWORD}
-    return {**kwargs, "model_kwargs": others, KEYWORD: inside[KEYWORD]}
+    remaining = {name: value for name, value in model_kwargs.items() if name != KEYWORD}
+    return {**kwargs, "model_kwargs": remaining, KEYWORD: model_kwargs[KEYWORD]}
 
 
 def _make(
@@ -64,7 +69,9 @@ def _make(
 ) -> None:
     backend = kwargs.get("backend", "torch")
     if backend != "torch":
-        raise ValueError(f"backend={backend!r} together with {KEYWORD}: only backend='torch' is accelerated")
+        raise ValueError(
+            f"backend={backend!r} is not supported with {KEYWORD}; pass backend='torch', or leave {KEYWORD} out"
+        )
     if kwargs.get("model_kwargs"):
         kwargs = {**kwargs, "model_kwargs": without_strategy(kwargs["model_kwargs"])}
     device_map = (kwargs.get("model_kwargs") or {}).get("device_map")
@@ -72,12 +79,12 @@ def _make(
     if kwargs.get("device") is None and device_map is None:
         kwargs = {**kwargs, "device": "cpu"}  # the default would be the first accelerator of the machine
     initialize(*args, **kwargs)
-    # It puts itself in eval mode when it encodes; pooling and the like come in training mode.
+    # Encoders switch to eval mode only when they encode, but accelerating needs it now.
     accelerate(args[0].eval())
 
 
 def patch_saving(module: ModuleType, patches: HostPatches) -> None:
-    """sentence_transformers.base.model: `save` and `save_pretrained` of all encoders get the keyword `packed`."""
+    """Patch sentence_transformers.base.model: add the keyword `packed` to `save` and `save_pretrained` of all encoders."""
     for name in ("save", "save_pretrained"):
         patches.replace(module.BaseModel, name, _saving(vars(module.BaseModel)[name], patches))
 
@@ -86,8 +93,8 @@ def _saving(function: Callable[..., None], patches: HostPatches) -> Callable[...
     @functools.wraps(function)
     def save(self: Any, *args: Any, packed: bool | None = None, **kwargs: Any) -> None:
         if not patches.active:
-            given = {} if packed is None else {"packed": packed}
-            return function(self, *args, **given, **kwargs)
+            extra = {} if packed is None else {"packed": packed}
+            return function(self, *args, **extra, **kwargs)
         if packed:
             packed_saving.check_accelerated(self)
         with ExitStack() as around:
@@ -95,7 +102,9 @@ def _saving(function: Callable[..., None], patches: HostPatches) -> Callable[...
                 around.enter_context(packed_saving.pipeline_saving(packed))
             for root in find(self):
                 acceleration = acceleration_of(root.module)
-                if acceleration is not None and not is_model(root.module):  # models see to themselves
+                if acceleration is not None and not is_model(
+                    root.module
+                ):  # models save their originals themselves
                     around.enter_context(packed_saving.with_originals(root.module, acceleration))
             return function(self, *args, **kwargs)
 

@@ -1,7 +1,7 @@
-"""Experts that a file has one by one, quantized, and transformers in one parameter for all of them.
+"""Quantized experts that a file stores one by one, while transformers has one parameter for all experts.
 
-Its converters join plain weights only. So a linear of ours waits for each of them under the name that it has in the file, and when
-all are loaded, a parameter over their tensors takes their place.
+The converters of transformers join only plain weights. So each expert is loaded into a linear with its name in the file. When all
+experts are loaded, one parameter over their tensors replaces the linears.
 """
 
 from __future__ import annotations
@@ -22,7 +22,14 @@ from hf_cpu_accel.checkpoints.stored_stack import LinearsStack, Parts
 
 @dataclass(frozen=True)
 class JoinedExperts:
-    """`name` of the module at `path`, a parameter of the model, which the linears `parts` of each expert become."""
+    """A parameter of the model that joins linears of experts.
+
+    Attributes:
+        path: path of the module.
+        name: name of the parameter.
+        parts: names of the linears of each expert.
+        like: the original parameter.
+    """
 
     path: str
     name: str
@@ -33,10 +40,18 @@ class JoinedExperts:
 def put_linears(
     model: Any, stored: Mapping[str, dict[str, Tensor]], checkpoint: Checkpoint
 ) -> list[JoinedExperts]:
-    """Have linears wait for experts that are quantized in the files, in the place of the parameters of these.
+    """Replace the parameters of quantized experts by one linear per expert, into which the files are loaded.
+
+    Args:
+        model: the model.
+        stored: the tensors in the files, {path of a module: {name: tensor}}.
+        checkpoint: the quantization format.
+
+    Returns:
+        The parameters to join with `join_linears`.
 
     Raises:
-        UnreadableCheckpoint: some of them are missing, or have other shapes.
+        UnreadableCheckpoint: some experts are missing, or have other shapes.
     """
     joined = []
     for path, name, parts in list(_parameters(model)):
@@ -50,39 +65,41 @@ def put_linears(
             for part, at in zip(parts, row, strict=True):
                 layout = checkpoint.layout(at, rows // len(parts), columns, stored.get(at, {}))
                 if layout is None:
-                    raise UnreadableCheckpoint(f"{at} is not quantized, and others of these experts are")
+                    raise UnreadableCheckpoint(
+                        f"{at} is not quantized, but other experts of the layer are; this is not supported"
+                    )
                 container = module._modules.setdefault(str(number), nn.Module())
                 container.add_module(part, StoredLinear(layout, None))
                 container._is_hf_initialized = True
         del module._parameters[name]
-        module._is_hf_initialized = True  # its parameters are not there for first values
+        module._is_hf_initialized = True  # there are no parameters to initialize
         joined.append(JoinedExperts(path, name, parts, like))
     return joined
 
 
 def join_linears(model: nn.Module, joined: list[JoinedExperts]) -> None:
-    """Put the parameters in the place of the linears, which are loaded."""
+    """Replace the loaded linears by the joined parameters."""
     for one in joined:
         module: Any = model.get_submodule(one.path)
         experts: list[Parts] = []
-        held: dict[str, Tensor] = {}
+        tensors: dict[str, Tensor] = {}
         for number in range(len(one.like)):
             linears = [(part, module.get_submodule(f"{number}.{part}")) for part in one.parts]
             experts.append(tuple((part, linear.layout) for part, linear in linears))
             for part, linear in linears:
-                held |= {f"{number}.{part}.{name}": tensor for name, tensor in linear.tensors.items()}
-        stack = LinearsStack(tuple(experts), held, one.like.dtype)
+                tensors |= {f"{number}.{part}.{name}": tensor for name, tensor in linear.tensors.items()}
+        stack = LinearsStack(tuple(experts), tensors, one.like.dtype)
         stack.check()
         module.register_parameter(one.name, nn.Parameter(stack, requires_grad=False))
     for path in dict.fromkeys(one.path for one in joined):
         module = model.get_submodule(path)
         for name in [name for name in module._modules if name.isdigit()]:
             del module._modules[name]
-        module.register_state_dict_post_hook(_as_in_the_file)
+        module.register_state_dict_post_hook(_restore_file_names)
 
 
 def _parameters(model: Any) -> Iterator[tuple[str, str, tuple[str, ...]]]:
-    """(path of the module, name, names of the linears of an expert) of what transformers joins so."""
+    """Yield (path of the module, name, names of an expert's linears) of the parameters that transformers joins from experts."""
     kinds = ([MergeModulelist], [MergeModulelist, Concatenate])
     for converter in get_model_conversion_mapping(model):
         if not isinstance(converter, WeightConverter) or [type(o) for o in converter.operations] not in kinds:
@@ -92,13 +109,13 @@ def _parameters(model: Any) -> Iterator[tuple[str, str, tuple[str, ...]]]:
         parts = [source.removeprefix(f"{prefix}.*.").removesuffix(".weight") for source in sources]
         if len(targets) != 1 or any("." in part or "*" in part for part in parts):
             continue
-        for whole, parameter in model.named_parameters():
-            if parameter.dim() == 3 and whole.endswith(f"{prefix}.{name}".lstrip(".")):
-                yield whole.rpartition(".")[0], name, tuple(parts)
+        for path, parameter in model.named_parameters():
+            if parameter.dim() == 3 and path.endswith(f"{prefix}.{name}".lstrip(".")):
+                yield path.rpartition(".")[0], name, tuple(parts)
 
 
-def _as_in_the_file(module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
-    """What a state dict has of experts under the names of the file."""
+def _restore_file_names(module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
+    """Replace joined experts in a state dict by their tensors with the names in the file."""
     for name in [name for name, value in state.items() if isinstance(value, LinearsStack)]:
         if name.startswith(prefix):
             stack = state.pop(name)

@@ -1,4 +1,4 @@
-"""The quantizer by which transformers loads a folder of another tool as it is stored. Importing this imports transformers."""
+"""The transformers quantizer that loads checkpoints of other tools in their format. Importing this imports transformers."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from hf_cpu_accel.checkpoints.layout import UnreadableCheckpoint
 from hf_cpu_accel.checkpoints.stored_linear import StoredLinear
 from hf_cpu_accel.frontends.stored_experts import JoinedExperts, join_linears, put_linears
 
-# What files hold besides weights, for kernels that quantize activations and caches.
+# Tensors for kernels that quantize activations and caches, which are not used.
 _UNUSED = r"\.(input_scale|input_zero_point|input_global_scale|output_scale|[kqv]_scale|activation_scale|weight_zero_point)$"
 
 
 class StoredConfig(QuantizationConfigMixin):
-    """`quantization_config` of another tool, as it stands in the config.json."""
+    """The `quantization_config` of another tool in config.json."""
 
     quant_method: Any
 
@@ -36,13 +36,13 @@ class StoredConfig(QuantizationConfigMixin):
 
 
 class StoredQuantizer(HfQuantizer):
-    """Puts a `StoredLinear` in the place of each linear that is quantized in the files, and has transformers load these.
+    """Replace each linear that is quantized in the files by a `StoredLinear`, which transformers loads.
 
     Raises:
-        UnreadableCheckpoint: the config or the files are damaged, or in a form that is not known. Nothing is loaded then.
+        UnreadableCheckpoint: the config or the files are damaged, or in an unknown format. Nothing is loaded then.
     """
 
-    requires_calibration = True  # it loads what others quantized
+    requires_calibration = True  # it loads quantized weights, but does not quantize
     _checkpoint: Checkpoint
     _joined: list[JoinedExperts]
 
@@ -62,20 +62,20 @@ class StoredQuantizer(HfQuantizer):
             for path, module in _linears(model)
         }
         for path, tensors in stored.items():
-            found = sorted(set(tensors) & set(self._checkpoint.marks))
-            if found and layouts.get(path) is None and not path.startswith(experts):
+            names = sorted(set(tensors) & set(self._checkpoint.marks))
+            if names and layouts.get(path) is None and not path.startswith(experts):
                 raise UnreadableCheckpoint(
-                    f"{path}.{found[0]} is quantized, and the model has no linear there"
+                    f"{path}.{names[0]} is quantized, but the model has no linear at {path}: the files do not fit config.json"
                 )
         for path, layout in layouts.items():
             if layout is not None:
                 if f"{path}.weight" in model.all_tied_weights_keys:
                     raise UnreadableCheckpoint(
-                        f"{path} is quantized, and the config makes its weight that of another"
+                        f"{path} is quantized, but config.json ties its weight to another module, which is not supported"
                     )
                 bias = model.get_submodule(path)._parameters["bias"]
                 model.set_submodule(path, StoredLinear(layout, bias))
-                # Some parents give their linears' weights first values, which is not for what is loaded.
+                # Some parents initialize the weights of their linears, which must not happen for loaded weights.
                 model.get_submodule(path.rpartition(".")[0])._is_hf_initialized = True
         _check_plain(model, stored)
         patterns = set(model._keys_to_ignore_on_load_unexpected or ())
@@ -90,14 +90,14 @@ class StoredQuantizer(HfQuantizer):
                 except UnreadableCheckpoint as error:
                     raise UnreadableCheckpoint(f"{path}: {error}") from None
         join_linears(model, self._joined)
-        for said in self._checkpoint.not_honored:
+        for setting in self._checkpoint.not_honored:
             warnings.warn(
-                f"{model.name_or_path}: the file asks for {said}, which is left out: only weights are quantized here",
+                f"{model.name_or_path}: the config requests {setting}, which is ignored: only weights are quantized",
                 stacklevel=2,
             )
 
     def update_dtype(self, dtype: torch.dtype) -> torch.dtype:
-        """Parameters of experts have a dtype of their own, in which ours do not compute if it is float16."""
+        """Return float32 instead of float16 for models with experts, whose ops do not support float16."""
         return torch.float32 if self._has_experts and dtype is torch.float16 else dtype
 
     def is_serializable(self) -> bool:
@@ -117,41 +117,41 @@ def _linears(model: nn.Module) -> list[tuple[str, nn.Module]]:
 
 
 def _shape(linear: Any) -> tuple[int, int]:
-    """(out_features, in_features)."""
+    """Return (out_features, in_features)."""
     rows, columns = linear.weight.shape
     return (columns, rows) if isinstance(linear, Conv1D) else (rows, columns)
 
 
 def _tensors_of(files: Sequence[str], model: Any) -> dict[str, dict[str, Tensor]]:
-    """{path of a module: {name: tensor on the meta device}} of what is in the files, by the names of the model."""
+    """Return the tensors in the files, {path of a module in the model: {name: tensor on the meta device}}."""
     renamings = [one for one in get_model_conversion_mapping(model) if isinstance(one, WeightRenaming)]
     modules = {path for path, _ in model.named_modules()}
     prefix = f"{model.base_model_prefix}."
-    found: dict[str, dict[str, Tensor]] = defaultdict(dict)
+    result: dict[str, dict[str, Tensor]] = defaultdict(dict)
     for name, tensor in _headers(files):
         path, _, last = apply_renamings(name, renamings).rpartition(".")
         for candidate in (path, path.removeprefix(prefix), prefix + path):
             if candidate in modules:
                 path = candidate
                 break
-        found[path][last] = tensor
-    return dict(found)
+        result[path][last] = tensor
+    return dict(result)
 
 
 def _headers(files: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
     for file in files:
         try:
             tensors = load_state_dict(file, map_location="meta")
-        except Exception as error:  # safetensors and torch raise what they like
+        except Exception as error:  # safetensors and torch raise various exceptions
             raise UnreadableCheckpoint(f"{file} cannot be read: {error}") from error
         yield from tensors.items()
 
 
 def _check_plain(model: Any, stored: dict[str, dict[str, Tensor]]) -> None:
-    """What is not quantized is there and has its shape. A head or a pooler may be new where the files are of another class.
+    """Check the presence and the shapes of parameters that are not quantized. A head or a pooler may be missing for another class.
 
     Raises:
-        UnreadableCheckpoint: it is not.
+        UnreadableCheckpoint: a parameter is missing or has another shape.
     """
     base = f"{model.base_model_prefix}." if hasattr(model, model.base_model_prefix) else ""
     is_same_class = type(model).__name__ in (model.config.architectures or ())
@@ -160,15 +160,15 @@ def _check_plain(model: Any, stored: dict[str, dict[str, Tensor]]) -> None:
         is_base, is_repeated = path.startswith(base), re.search(r"\.\d+\.", path) is not None
         is_needed = is_same_class or (is_base and (is_repeated or not isinstance(module, nn.Linear)))
         for name, parameter in module.named_parameters(recurse=False):
-            whole = f"{path}.{name}" if path else name
+            full_name = f"{path}.{name}" if path else name
             tensor = stored.get(path, {}).get(name)
             if tensor is None:
-                if is_needed and not is_joined and whole not in model.all_tied_weights_keys:
-                    raise UnreadableCheckpoint(f"{whole} is missing in the files")
+                if is_needed and not is_joined and full_name not in model.all_tied_weights_keys:
+                    raise UnreadableCheckpoint(f"{full_name} is missing in the files")
             elif (tensor.shape, tensor.is_floating_point()) != (
                 parameter.shape,
                 parameter.is_floating_point(),
             ):
                 raise UnreadableCheckpoint(
-                    f"{whole} is {tensor.dtype} {list(tensor.shape)}: expected {parameter.dtype} {list(parameter.shape)}"
+                    f"{full_name} is {tensor.dtype} {list(tensor.shape)}: expected {parameter.dtype} {list(parameter.shape)}"
                 )

@@ -1,7 +1,7 @@
-"""The tables behind the Optimum-style classes `CPUModelFor<Task>` and `CPU...Pipeline`.
+"""The tables of the classes `CPUModelFor<Task>` and `CPU...Pipeline`.
 
-Plain data that imports nothing, so that `hf_cpu_accel.__getattr__` can ask "is this one of the classes?" and the
-modules that define them can build them, without transformers, optimum or diffusers being loaded to answer.
+The tables are plain data, so that `hf_cpu_accel.__getattr__` knows the names of the classes without importing transformers,
+optimum or diffusers.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Task:
-    """One task: `CPUModelFor<name>` wraps what `transformers.<auto_class>` loads.
+    """One task: `CPUModelFor<name>` wraps the models that `transformers.<auto_class>` loads.
 
     Attributes:
-        name: the task in class-name form, for example "SequenceClassification".
+        name: the task in the name of the class, for example "SequenceClassification".
         auto_class: name of the transformers auto class that loads the model.
-        outputs: what the forward pass returns, for the class's docstring.
-        pipelines: the tasks of `transformers.pipeline` that take the class.
-        pipeline_models: name of the table in `transformers.models.auto.modeling_auto` by which these pipelines
-            recognize model classes; None where they do not look (or there are none).
-        aliases: further names of the class, after the prefix: those that another back end of optimum gives it.
+        outputs: outputs of the forward pass, for the docstring of the class.
+        pipelines: the tasks of `transformers.pipeline` that accept the class.
+        pipeline_models: name of the table in `transformers.models.auto.modeling_auto` with the model classes that these pipelines
+            accept; None if they check no table.
+        aliases: further names of the class without the prefix, which another backend of optimum uses.
     """
 
     name: str
@@ -32,22 +32,25 @@ class Task:
 
     @property
     def class_name(self) -> str:
+        """Return the name of the class."""
         return f"CPUModelFor{self.name}"
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """The name and the aliases."""
+        """Return the name of the class and its aliases."""
         return (self.class_name, *(f"CPUModelFor{alias}" for alias in self.aliases))
 
 
 _LOGITS = "`logits` [batch, labels]"
-_WORDS = "`logits` [batch, sequence, vocabulary], and the cache; `generate` returns tokens [batch, sequence]"
+_WORDS = (
+    "`logits` [batch, sequence, vocabulary] and the KV cache; `generate` returns token ids [batch, sequence]"
+)
 
 _TEXT = (
     Task(
         "FeatureExtraction",
         "AutoModel",
-        "`last_hidden_state` [batch, sequence, hidden] (and, where there is a pooler, `pooler_output`)",
+        "`last_hidden_state` [batch, sequence, hidden], and `pooler_output` for models with a pooler",
         ("feature-extraction", "image-feature-extraction", "zero-shot-audio-classification"),
     ),
     Task(
@@ -89,7 +92,7 @@ _TEXT = (
     Task(
         "TableQuestionAnswering",
         "AutoModelForTableQuestionAnswering",
-        "`logits` [batch, sequence], and `logits_aggregation` [batch, aggregations] where the model aggregates",
+        "`logits` [batch, sequence], and `logits_aggregation` [batch, aggregations] for models with aggregation",
         ("table-question-answering",),
         "MODEL_FOR_TABLE_QUESTION_ANSWERING_MAPPING_NAMES",
     ),
@@ -128,7 +131,7 @@ _IMAGES = (
     Task(
         "InstanceSegmentation",
         "AutoModelForInstanceSegmentation",
-        "a score for each label and a mask of each query, as the model names them",
+        "a score per label and a mask per query, with the names of the model",
         ("image-segmentation",),
         "MODEL_FOR_INSTANCE_SEGMENTATION_MAPPING_NAMES",
     ),
@@ -247,7 +250,7 @@ _SEVERAL = (
 TASKS: tuple[Task, ...] = (*_TEXT, *_IMAGES, *_SOUND, *_SEVERAL)
 
 CLASS_NAMES: tuple[str, ...] = ("CPUModel", *(name for task in TASKS for name in task.class_names))
-"""The names that `hf_cpu_accel.frontends.optimum` defines."""
+"""The names of the classes in `hf_cpu_accel.frontends.optimum`."""
 
 DIFFUSION: dict[str, str] = {
     "CPUDiffusionPipeline": "DiffusionPipeline",
@@ -255,4 +258,4 @@ DIFFUSION: dict[str, str] = {
     "CPUPipelineForImage2Image": "AutoPipelineForImage2Image",
     "CPUPipelineForInpainting": "AutoPipelineForInpainting",
 }
-"""The names that `hf_cpu_accel.frontends.diffusion_pipelines` defines: the class of diffusers that each loads with."""
+"""{name of a class in `hf_cpu_accel.frontends.diffusion_pipelines`: class of diffusers that loads it}."""

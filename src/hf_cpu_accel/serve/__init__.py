@@ -1,1 +1,1 @@
-"""Services: batches made of many clients' requests, language models that several chats share, and the HTTP server around them."""
+"""Serving: batches from the requests of many clients, engines for language models, instances, and the HTTP server."""

@@ -1,4 +1,4 @@
-"""Batches out of requests that come one by one: what waits is computed together, as soon as the model is free."""
+"""Dynamic batching: waiting inputs of all requests are computed in batches as soon as the model is free."""
 
 from __future__ import annotations
 
@@ -18,7 +18,14 @@ Answer = TypeVar("Answer")
 
 @dataclass(frozen=True)
 class BatchFacts:
-    """One batch that was computed: its rows, the tokens in them, with padding, and how long it took in seconds."""
+    """A computed batch.
+
+    Attributes:
+        rows: number of items.
+        tokens: tokens of the items without padding.
+        padded_tokens: tokens with padding.
+        seconds: time of the computation.
+    """
 
     rows: int
     tokens: int
@@ -37,36 +44,39 @@ class _Waiting(Generic[Item, Answer]):
 
 @dataclass
 class _Pace:
-    """Of one worker's last batch: its rows, and when it ended."""
+    """The number of rows and the end time of the last batch of a worker."""
 
     rows: int = 0
     end: float = 0.0
 
 
 class Batcher(Generic[Item, Answer]):
-    """Calls `run` in threads of its own, with items that were submitted from any threads.
+    """Run batches of items in worker threads; any thread may submit items.
 
-    A batch has items of similar size, at most `max_tokens` tokens once each is as long as the longest, and the item whose turn it
-    is. Turns are by tokens: the second text of a request comes as many tokens behind its first as that one has,
-    so a request with one text is not behind all of one with a thousand (fair queueing by virtual time, Demers et al. 1989).
+    A batch contains the item whose turn it is and items of similar size, at most `max_tokens` tokens including padding. Turns are
+    counted in tokens: each text of a request follows after the tokens of the texts before it. So a request with one text does not
+    wait for all texts of a large request (fair queueing by virtual time, Demers et al. 1989).
 
-    When the model is idle, an item is computed at once. Clients that have just got an answer often ask again within milliseconds:
-    so for `max_wait` after a batch, the next one waits until it has as many items as that had.
+    If the model is idle, an item runs at once. Clients often send the next request within milliseconds of an answer. So for up to
+    `max_wait` seconds after a batch, the next one waits for as many items as the last one had.
 
-    With several workers, what waits is shared out among those that are free: two batches on a core each are done sooner than one
-    batch on two cores, whose threads wait for each other in every layer. A worker that is alone has all cores.
+    Several workers share the waiting items. Two batches on one core each finish sooner than one batch on two cores, whose threads
+    wait for each other in each layer. A single busy worker uses all cores.
 
     Args:
-        run: gives the answers to a list of items, in order. If it raises, each item is tried alone, so that only those which cannot
-            be computed get the exception.
-        workers: how many batches are computed at a time.
-        max_tokens: of a batch; an item that has more by itself is computed alone.
-        max_wait: seconds.
-        max_waiting: items.
-        prepare: is called in a worker's thread with the number of workers that compute, its own among them: first with 1, then
-            before each batch for which it has changed.
-        on_batch: is told about each batch, in the thread.
-        name: of the threads.
+        run: returns the answers to a list of items, in order. If it raises, each item runs alone, so that only the failing items
+            get the exception.
+        workers: number of batches that run at the same time.
+        max_tokens: maximum tokens of a batch; a longer item runs alone.
+        max_wait: maximum waiting time for further items in seconds.
+        max_waiting: maximum number of waiting items.
+        prepare: called in a worker thread with the number of busy workers including its own: first with 1, then before each batch
+            for which the number has changed.
+        on_batch: called in a worker thread after each batch.
+        name: name of the threads.
+
+    Raises:
+        ValueError: a number outside of its limits.
     """
 
     def __init__(
@@ -89,7 +99,7 @@ class Batcher(Generic[Item, Answer]):
             if value < 1:
                 raise ValueError(f"{argument}={value}: expected a whole number from 1")
         if not 0 <= max_wait < 60:
-            raise ValueError(f"max_wait={max_wait}: expected seconds, from 0 and below 60")
+            raise ValueError(f"max_wait={max_wait}: expected seconds from 0 to less than 60")
         self.max_tokens, self.max_wait, self.max_waiting = max_tokens, max_wait, max_waiting
         self._run, self._prepare, self._on_batch = run, prepare, on_batch
         self._changed = threading.Condition()
@@ -99,27 +109,34 @@ class Batcher(Generic[Item, Answer]):
         self._workers = [threading.Thread(target=self._work, name=name, daemon=True) for _ in range(workers)]
         for worker in self._workers:
             worker.start()
-        atexit.register(self.close, 5.0)  # a thread that Python ends for us may be in the middle of a kernel
+        atexit.register(self.close, 5.0)  # Python would stop a thread in the middle of a kernel
 
     def submit(self, items: Sequence[Item], sizes: Sequence[int]) -> list[Future[Answer]]:
-        """Queue the items of one request, all or none; `sizes` are their tokens.
+        """Queue the items of one request, all or none. Cancelling a future removes its item from the queue.
 
-        Cancelling a future takes its item out of the queue.
+        Args:
+            items: the items.
+            sizes: number of tokens of each item.
 
         Raises:
-            Busy: there is no place for them now.
-            TooLong: there never is.
+            Busy: the queue has no room at the moment.
+            TooLong: the request has more items than the queue has room for.
             Stopping: after `close`.
         """
         if len(items) > self.max_waiting:
-            raise TooLong(f"{len(items)} inputs in one request: at most {self.max_waiting} can wait")
+            raise TooLong(
+                f"the request has {len(items)} inputs; at most {self.max_waiting} are accepted: split the request"
+            )
         with self._changed:
             if self._closed:
-                raise Stopping("the service is stopping")
+                raise Stopping("the server is stopping; try again later")
             if len(self._waiting) + len(items) > self.max_waiting:
                 self._drop_cancelled()
             if (waiting := len(self._waiting)) + len(items) > self.max_waiting:
-                raise Busy(f"{waiting} inputs are waiting, of {self.max_waiting} that can: try again later")
+                raise Busy(
+                    f"the queue has no room for {len(items)} inputs: {waiting} are waiting, at most {self.max_waiting} may; "
+                    "try again later"
+                )
             futures: list[Future[Answer]] = []
             turn = self._turn
             self._requests += 1
@@ -132,11 +149,11 @@ class Batcher(Generic[Item, Answer]):
 
     @property
     def waiting(self) -> int:
-        """Items in the queue, without those that are computed at the moment."""
+        """Return the number of items in the queue, without running ones."""
         return len(self._waiting)
 
     def close(self, timeout: float | None = None) -> bool:
-        """Take nothing new, and wait until what was submitted is answered; False if that took longer than `timeout` seconds."""
+        """Reject new items and finish the submitted ones; return False if that takes longer than `timeout` seconds."""
         atexit.unregister(self.close)
         with self._changed:
             self._closed = True
@@ -152,24 +169,24 @@ class Batcher(Generic[Item, Answer]):
             self._prepare(prepared)
         while (batch := self._next_batch(pace)) is not None:
             with self._changed:
-                # Another one begins with what is left.
+                # Another worker starts with the remaining items.
                 computing = min(len(self._workers), self._computing + bool(self._waiting))
             if self._prepare is not None and computing != prepared:
                 self._prepare(prepared := computing)
-            begun = [waiting for waiting in batch if waiting.future.set_running_or_notify_cancel()]
-            if begun:
-                self._compute(begun, pace)
+            running = [waiting for waiting in batch if waiting.future.set_running_or_notify_cancel()]
+            if running:
+                self._compute(running, pace)
             with self._changed:
                 self._computing -= 1
 
     def _next_batch(self, pace: _Pace) -> list[_Waiting[Item, Answer]] | None:
-        """What this worker computes from now on; None at the end."""
+        """Wait for the next batch of this worker; return None after `close`."""
         with self._changed:
             while not self._waiting:
                 if self._closed:
                     return None
                 self._changed.wait()
-            self._wait_for_company(pace)
+            self._wait_for_items(pace)
             self._drop_cancelled()
             self._computing += 1
             if not self._waiting:
@@ -180,7 +197,7 @@ class Batcher(Generic[Item, Answer]):
             rows = -(-len(ordered) // free)
             first, last = neighbors([w.size for w in ordered], ordered.index(oldest), self.max_tokens, rows)
             batch = ordered[first : last + 1]
-            # What each request would have got by now if they had taken turns token by token.
+            # The tokens that each request would have got by now if they alternated token by token.
             share = sum(waiting.size for waiting in batch) / len({waiting.request for waiting in ordered})
             self._turn = max(self._turn, oldest.turn) + share
             chosen = set(map(id, batch))
@@ -188,7 +205,8 @@ class Batcher(Generic[Item, Answer]):
             self._changed.notify(len(self._waiting))
             return batch
 
-    def _wait_for_company(self, pace: _Pace) -> None:
+    def _wait_for_items(self, pace: _Pace) -> None:
+        """Wait for as many items as the last batch had, up to `max_wait` after its end."""
         deadline = pace.end + self.max_wait
         while len(self._waiting) < pace.rows and not self._closed:
             left = deadline - time.monotonic()
@@ -204,7 +222,7 @@ class Batcher(Generic[Item, Answer]):
         try:
             answers = self._run([waiting.item for waiting in batch])
             if len(answers) != len(batch):
-                raise RuntimeError(f"{len(answers)} answers to {len(batch)} inputs")
+                raise RuntimeError(f"the model returned {len(answers)} answers to {len(batch)} inputs")
         except BaseException as error:
             if len(batch) == 1:
                 batch[0].future.set_exception(error)
@@ -222,10 +240,15 @@ class Batcher(Generic[Item, Answer]):
 
 
 def neighbors(sizes: Sequence[int], middle: int, limit: int, most: int) -> tuple[int, int]:
-    """First and last index of the widest run around `middle`: at most `most`, and `limit` tokens when padded to its longest.
+    """Return the first and the last index of the widest range around `middle` that makes a batch.
+
+    Items nearest in size are added first: a shorter item costs its padding, a longer one the padding of all others.
 
     Args:
-        sizes: in ascending order. Shorter ones cost the padding, longer ones the padding of all: those nearest in size come first.
+        sizes: sizes in ascending order.
+        middle: index that the range contains.
+        limit: maximum tokens of the batch including padding.
+        most: maximum number of items.
     """
     first = last = middle
     while True:

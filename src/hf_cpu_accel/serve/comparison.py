@@ -1,4 +1,4 @@
-"""The same call with and without acceleration, for people to look at: times, rates, a chart, and the plan in plain words."""
+"""Compare a call of a model with and without acceleration for the page of a Space: times, rates, a chart and the plan."""
 
 from __future__ import annotations
 
@@ -19,60 +19,52 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-EAGER, ACCELERATED = "PyTorch as it is", "accelerated"
+EAGER, ACCELERATED = "PyTorch (eager)", "accelerated"
 
-PLAN_COLUMNS = ("Part of the model", "What became of it", "Numbers")
-_NUMBERS = {
-    "float32": "32-bit floats",
-    "bfloat16": "16-bit floats",
-    "int8": "8-bit integers",
-    "int8-static": "8-bit integers, images too",
-    "int8-weight": "8-bit integers, inputs in 16 bits",
-    "int4": "4-bit integers",
-}
-# What a structure of a plan means to readers who do not know its name; others are shown by their name alone.
+PLAN_COLUMNS = ("Module", "Runs as", "dtype")
+# Descriptions of the structures of a plan; a structure without one is shown by its name.
 _MEANINGS = {
-    "linear": "one matrix product with weights packed for this CPU",
-    "merged projections": "products of the same input, such as query, key and value, done as one",
-    "linear + activation": "a matrix product and its activation in one pass",
-    "linear + residual + norm": "a matrix product, the sum with its input and the normalization in one pass",
-    "ffn": "both matrix products of a feed-forward block in one pass",
-    "attention": "attention in blocks that stay in the cache",
-    "encoder layer": "a whole transformer layer in one call",
-    "decoder layer": "a whole layer in one call for each new token",
-    "embeddings": "lookups of words and positions, and their normalization, in one pass",
-    "rms norm": "a normalization in one pass",
-    "layer norm": "a normalization in one pass",
-    "group norm": "a normalization in one pass",
-    "group norm + SiLU": "a normalization and its activation in one pass",
+    "linear": "a matrix product with weights packed for this CPU",
+    "merged projections": "projections of the same input, such as query, key and value, as one matrix product",
+    "linear + activation": "a matrix product and its activation in one op",
+    "linear + residual + norm": "a matrix product, the residual sum and the norm in one op",
+    "ffn": "both matrix products of a feed-forward block in one op",
+    "attention": "fused attention in blocks that fit in the CPU cache",
+    "encoder layer": "a fused transformer layer in one call",
+    "decoder layer": "a fused layer in one call for each new token",
+    "embeddings": "lookups of tokens and positions and their norm in one op",
+    "rms norm": "a norm in one op",
+    "layer norm": "a norm in one op",
+    "group norm": "a norm in one op",
+    "group norm + SiLU": "a norm and its activation in one op",
     "convolution": "a convolution with weights packed for this CPU",
-    "convolution block": "convolution, normalization and activation in one pass",
+    "convolution block": "convolution, norm and activation in one op",
     "conv1d as linear": "a convolution over time as one matrix product",
-    "pointwise convolution as linear": "a convolution of single pixels as one matrix product",
-    "KV cache": "what is remembered of earlier tokens, in fewer bytes",
-    "greedy search and sampling": "the loop that chooses the next token, without its detours",
-    "beam search": "the loop that follows several texts at once, without its detours",
-    "continuous batching": "several conversations in one batch, where that is asked for",
+    "pointwise convolution as linear": "a 1 x 1 convolution as one matrix product",
+    "KV cache": "the KV cache in fewer bytes",
+    "greedy search and sampling": "the loop of generate with less overhead",
+    "beam search": "the loop of beam search with less overhead",
+    "continuous batching": "several sequences in one batch, on request",
 }
-# What graph layers do with a neighbor's row, before `, mean` or another reduction.
+# Descriptions of the messages of graph layers, before `, mean` or another reduction.
 _MESSAGES = {
-    "source rows": "neighbors are summed up where they lie, without a copy for each edge",
-    "source rows x weight": "neighbors are weighted and summed up where they lie, without a copy for each edge",
-    "custom messages": "messages of edges are summed up in one pass",
+    "source rows": "rows of neighbors are reduced in place, without a copy per edge",
+    "source rows x weight": "rows of neighbors are weighted and reduced in place, without a copy per edge",
+    "custom messages": "messages of edges are reduced in one op",
 }
 _FIRST_TOKEN = "first token: "
 
 
 class Pair(Generic[T]):
-    """A model twice: as it came, and accelerated.
+    """An original model and an accelerated copy.
 
     Args:
-        model: what `accelerate_for_cpu` takes, and can be copied.
-        dtype: the first dtype of the accelerated one.
+        model: a target of `accelerate_for_cpu` that can be copied.
+        dtype: first dtype of the accelerated copy.
 
     Attributes:
-        eager: the model that was given, which is not changed.
-        accelerated: its copy.
+        eager: the original model, which stays unchanged.
+        accelerated: the accelerated copy.
     """
 
     def __init__(self, model: T, *, dtype: str = "auto") -> None:
@@ -82,9 +74,12 @@ class Pair(Generic[T]):
         self._lock = threading.Lock()
 
     def use(self, dtype: str) -> Plan:
-        """Accelerate with this dtype from now on, which takes the time of packing where it is another one; the plan.
+        """Switch the accelerated copy to `dtype` and return its plan. A new dtype packs the weights again.
 
-        Raises ValueError if `accelerate_for_cpu` knows no such dtype. No call of the accelerated model may be under way.
+        No call of the accelerated copy may run meanwhile.
+
+        Raises:
+            ValueError: `accelerate_for_cpu` does not accept the dtype.
         """
         with self._lock:
             if dtype != self._dtype:
@@ -95,11 +90,13 @@ class Pair(Generic[T]):
 
 @dataclass(frozen=True)
 class Comparison:
-    """Times of the same call.
+    """Times of the same call with both models.
 
     Attributes:
-        eager, accelerated: seconds per call, over the same rounds.
-        amount, unit: what one call gets done, such as 64 "sentences".
+        eager: seconds per call of the original model.
+        accelerated: seconds per call of the accelerated copy, in the same rounds.
+        amount: units of work per call, such as 64.
+        unit: name of the unit, such as "sentences".
     """
 
     eager: Timing
@@ -109,27 +106,27 @@ class Comparison:
 
     @property
     def seconds(self) -> tuple[float, float]:
-        """Median seconds per call, eager and accelerated."""
+        """Return the median seconds per call, eager and accelerated."""
         return self.eager.seconds.value, self.accelerated.seconds.value
 
     @property
     def rates(self) -> tuple[float, float]:
-        """Units per second, eager and accelerated."""
+        """Return the units per second, eager and accelerated."""
         eager, accelerated = self.seconds
         return self.amount / eager, self.amount / accelerated
 
     @property
     def speedup(self) -> float:
-        """How many times faster the accelerated call is: the median of the ratios inside each round."""
+        """Return the speedup: the median of per-round ratios."""
         return speedup(self.eager, self.accelerated).value
 
     def __str__(self) -> str:
-        eager, accelerated = (in_words(seconds) for seconds in self.seconds)
-        slower = "slower: " if self.speedup < 1 else ""
-        return f"{slower}{self.speedup:.2f} times as fast: {accelerated} instead of {eager} for {self.amount:,g} {self.unit}"
+        eager, accelerated = (format_seconds(seconds) for seconds in self.seconds)
+        slower = " (slower)" if self.speedup < 1 else ""
+        return f"Speedup {self.speedup:.2f}x{slower}: {accelerated} instead of {eager} for {self.amount:,g} {self.unit}"
 
     def chart(self) -> Figure:
-        """Units per second as two bars, wide enough for a phone."""
+        """Return a chart with two bars for the units per second, sized for a phone."""
         from matplotlib.figure import Figure  # not pyplot: no display, no global state
 
         figure = Figure(figsize=(4.4, 1.5), dpi=144, layout="constrained")
@@ -139,7 +136,7 @@ class Comparison:
             axes.text(rate, place, f" {rate:,.0f}" if rate >= 100 else f" {rate:.3g}", va="center")
         axes.invert_yaxis()
         axes.set_xlim(0, 1.25 * max(self.rates))
-        axes.set_title(f"{self.unit} per second (longer is better)", fontsize=10, loc="left")
+        axes.set_title(f"{self.unit}/s (longer is better)", fontsize=10, loc="left")
         axes.tick_params(axis="y", length=0)
         axes.xaxis.set_visible(False)  # the bars have their numbers
         axes.spines[["top", "right", "left", "bottom"]].set_visible(False)
@@ -155,14 +152,18 @@ def compare_calls(
     rounds: int = 3,
     seconds: float = 0.0,
 ) -> Comparison:
-    """Time both calls in turns, after a call of each that does not count.
+    """Time both calls alternately, after a warm-up call of each.
 
     Args:
-        eager, accelerated: the same call of both models; each returns when its work is done.
-        amount, unit: what one call gets done.
-        rounds, seconds: how many bursts of calls, and the least seconds of each.
+        eager: calls the original model.
+        accelerated: makes the same call with the accelerated copy.
+        amount: units of work per call.
+        unit: name of the unit.
+        rounds: number of bursts of calls.
+        seconds: minimum seconds per burst.
 
-    Raises ValueError if the amount or the number of rounds is not positive.
+    Raises:
+        ValueError: the amount or the number of rounds is not positive.
     """
     _check_amount(amount)
     systems = {EAGER: eager, ACCELERATED: accelerated}
@@ -171,44 +172,51 @@ def compare_calls(
 
 
 def compare_seconds(eager: float, accelerated: float, *, amount: float, unit: str) -> Comparison:
-    """What two calls took that were timed elsewhere, such as streams that people watched.
+    """Return the comparison of two calls that the caller timed, such as streamed answers.
 
-    Raises ValueError if a time or the amount is not positive.
+    Args:
+        eager: seconds of the call of the original model.
+        accelerated: seconds of the call of the accelerated copy.
+        amount: units of work per call.
+        unit: name of the unit.
+
+    Raises:
+        ValueError: a time or the amount is not positive.
     """
     _check_amount(amount)
     if eager <= 0 or accelerated <= 0:
-        raise ValueError(f"eager={eager}, accelerated={accelerated}: accepted are seconds above 0")
+        raise ValueError(f"eager={eager}, accelerated={accelerated}: expected seconds above 0")
     return Comparison(Timing(((eager,),)), Timing(((accelerated,),)), amount, unit)
 
 
 def plan_rows(plan: Plan) -> list[list[str]]:
-    """The plan by `PLAN_COLUMNS`, one row for all parts of a kind: first what was replaced, then what was left and why."""
+    """Return rows for `PLAN_COLUMNS`, one per group of equal modules: the replaced ones, then those that were left."""
     kinds = Counter((item.structure, item.dtype, item.reason) for item in (*plan.replaced, *plan.left))
     return [
         [
             f"{count} x {structure}" if count > 1 else structure,
-            meaning(structure) if reason is None else f"left as it was: {reason}",
-            "as before" if reason is not None else _NUMBERS.get(dtype, dtype),
+            meaning(structure) if reason is None else f"left: {reason}",
+            "unchanged" if reason is not None else dtype,
         ]
         for (structure, dtype, reason), count in kinds.items()
     ]
 
 
 def plan_sentence(plan: Plan) -> str:
-    """How much of the model was replaced, in how many bytes, and by which kernels."""
+    """Return a summary of the plan: numbers of modules, dtype, size of the packed weights, kernels and threads."""
     if not plan.items:
         return "Nothing is accelerated."
     kernels = (
-        f"kernels for {plan.tier}" if plan.kernels == "native" else "no kernels of our own: plain PyTorch"
+        f"{plan.tier} kernels" if plan.kernels == "native" else "plain PyTorch ops, without native kernels"
     )
-    held = f", weights in {plan.packed_bytes / 1e6:.1f} MB" if plan.packed_bytes else ""
+    size = f", {plan.packed_bytes / 1e6:.1f} MB of packed weights" if plan.packed_bytes else ""
     threads = "1 thread" if plan.threads == 1 else f"{plan.threads} threads"
-    parts = f"{len(plan.replaced)} parts replaced, {len(plan.left)} left as they were"
-    return f"{parts}; {_NUMBERS.get(plan.dtype, plan.dtype)}{held}; {kernels}, {threads}."
+    modules = f"{len(plan.replaced)} modules replaced, {len(plan.left)} left"
+    return f"{modules}; {plan.dtype}{size}; {kernels}, {threads}."
 
 
 def meaning(structure: str) -> str:
-    """What a structure of a plan is, in plain words; its own name if there are none."""
+    """Return the description of a structure of a plan, or its name if it has none."""
     if structure.startswith(_FIRST_TOKEN):
         return f"{meaning(structure.removeprefix(_FIRST_TOKEN))}, for the first token only"
     message, _, reduction = structure.rpartition(", ")
@@ -217,11 +225,11 @@ def meaning(structure: str) -> str:
     return _MEANINGS.get(structure, structure)
 
 
-def in_words(seconds: float) -> str:
-    """A time with the unit that suits it."""
+def format_seconds(seconds: float) -> str:
+    """Format a time in seconds or milliseconds."""
     return f"{seconds:.2f} s" if seconds >= 1 else f"{1e3 * seconds:.3g} ms"
 
 
 def _check_amount(amount: float) -> None:
     if amount <= 0:
-        raise ValueError(f"amount={amount}: accepted are numbers above 0")
+        raise ValueError(f"amount={amount}: expected a number above 0")

@@ -1,19 +1,19 @@
-"""Why a service refuses a request: its queue is full, it is about to stop, or the request will never do."""
+"""The exceptions for rejected requests: the queue is full, the service is stopping, or the request is invalid."""
 
 from __future__ import annotations
 
 
 class Busy(RuntimeError):
-    """More is waiting than the service takes; the same request may succeed later."""
+    """The queue is full; the same request may succeed later."""
 
 
 class Stopping(RuntimeError):
-    """The service finishes what it has, and takes nothing new."""
+    """The service is stopping: it finishes running requests and rejects new ones."""
 
 
 class BadInput(ValueError):
-    """What is asked is nothing that the model can do."""
+    """The model does not support the request."""
 
 
 class TooLong(ValueError):
-    """An input, or a request, of more than the model or the service takes."""
+    """An input or a request is longer than the limit of the model or the service."""

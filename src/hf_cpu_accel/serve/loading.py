@@ -1,4 +1,4 @@
-"""From what the command line names to models in service."""
+"""Load the models of the command line."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from hf_cpu_accel.serve.speech.transcriber import Transcriber
 
 @dataclass(frozen=True)
 class Settings:
-    """How models are loaded and batched.
+    """Options of the models.
 
     Attributes:
         accelerate: options of `accelerate_for_cpu`.
@@ -38,24 +38,29 @@ class Settings:
 
 
 def load(argument: str, metrics: Metrics, settings: Settings) -> Served:
-    """Load, accelerate and start one model: `MODEL`, or `NAME=MODEL` for clients to call it NAME.
+    """Load, accelerate and start one model.
+
+    Args:
+        argument: `MODEL`, or `NAME=MODEL` to serve it under NAME.
+        metrics: the metrics of the server.
+        settings: options of the models.
 
     Raises:
-        OSError: there is no such model.
-        ValueError: it is of a kind that the server has no endpoint for, or one that needs a package which is not here.
-        RuntimeError: it is a packed folder, which has no weights for another dtype than its own.
+        OSError: no such model.
+        ValueError: the server has no endpoint for the model, or a package that it needs is not installed.
+        RuntimeError: the model is a packed folder of another dtype.
     """
     source = argument.partition("=")[2] or argument
     return _KINDS[kind(source)](called(argument), source, metrics, settings)
 
 
 def called(argument: str) -> str:
-    """The name by which clients ask for a model of the command line."""
+    """Return the name under which a MODEL of the command line is served."""
     return argument.partition("=")[0]
 
 
 def kind(source: str) -> str:
-    """What the files of a model say that it is: one of `_KINDS`.
+    """Return the kind of a model, one of `_KINDS`, from its files.
 
     Raises:
         OSError, ValueError: see `load`.
@@ -64,7 +69,7 @@ def kind(source: str) -> str:
     from transformers.models.auto import modeling_auto as auto
 
     if split_path(source) is not None:
-        return "language model"  # transformers reads no others from GGUF files
+        return "language model"  # transformers loads only these from GGUF files
     if has_file(source, "modules.json"):
         return "sentence-transformer"
     config = AutoConfig.from_pretrained(source)
@@ -79,13 +84,13 @@ def kind(source: str) -> str:
     if architecture in auto.MODEL_MAPPING_NAMES.values() and not config.is_encoder_decoder:
         return "embedder"
     raise ValueError(
-        f"{source} is a {architecture or config.model_type}: the server takes models of sentence-transformers, encoders, "
-        "classifiers of texts, causal language models, and speech recognizers"
+        f"{source} is a {architecture or config.model_type}, which the server does not support; accepted are models of "
+        "sentence-transformers, encoders, text classifiers, causal language models and speech recognizers"
     )
 
 
 def has_file(source: str, file: str) -> bool:
-    """Whether the folder or repository has it, as far as that can be told from here."""
+    """Return whether the folder or the repository has this file; False if that is unknown."""
     from transformers.utils import cached_file
 
     try:
@@ -113,8 +118,8 @@ def _language_model(name: str, source: str, metrics: Metrics, settings: Settings
 
     folder, options = located(source)
     tokenizer = AutoTokenizer.from_pretrained(folder, **options)
-    how = CPUAccelConfig(originals="drop", **settings.accelerate)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto", cpu_optimize=how, **options).eval()
+    accel = CPUAccelConfig(originals="drop", **settings.accelerate)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto", cpu_optimize=accel, **options).eval()
     observe = metrics.first_token.labels(name).observe
     return LanguageModel(name, model, tokenizer, on_first=observe, **settings.engine)
 
@@ -128,7 +133,7 @@ def _speech_recognizer(name: str, source: str, metrics: Metrics, settings: Setti
 
 
 def _threads(settings: Settings) -> Callable[[int], object]:
-    """What a thread does before it computes beside others, so many with its own: torch's count is of each thread."""
+    """Return a function that sets the number of torch threads of the calling thread to its share among the busy workers."""
     count = apply_threads(settings.accelerate.get("threads")).count
     return lambda computing: torch.set_num_threads(max(1, count // computing))
 

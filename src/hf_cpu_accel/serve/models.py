@@ -1,4 +1,4 @@
-"""The models in service, found by the names that clients call them."""
+"""The models of a server, which requests find by name."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from hf_cpu_accel.serve.limits import BadInput
 
-# What a model can be asked for, and where.
+# Capabilities of models, and their endpoints.
 ENDPOINTS = {
     "embed": ("/embed", "/v1/embeddings"),
     "predict": ("/predict",),
@@ -19,11 +19,11 @@ ENDPOINTS = {
 
 
 class UnknownModel(LookupError):
-    """The server has no model of that name."""
+    """The server has no model with this name."""
 
 
 class Served(Protocol):
-    """One model in service. model: what was accelerated. capabilities: of `ENDPOINTS`."""
+    """A model of the server. `model` is the accelerated object; `capabilities` are keys of `ENDPOINTS`."""
 
     name: str
     model: Any
@@ -33,11 +33,11 @@ class Served(Protocol):
 
     @property
     def waiting(self) -> int:
-        """Requests or inputs in its queue."""
+        """Return the number of requests or inputs in the queue."""
         ...
 
     def close(self, timeout: float | None = None) -> bool:
-        """Finish what was begun, take nothing new; False if that took longer than `timeout` seconds."""
+        """Reject new requests and finish running ones; return False if that takes longer than `timeout` seconds."""
         ...
 
 
@@ -45,33 +45,35 @@ class Models:
     """All models of one server.
 
     Raises:
-        ValueError: two have the same name.
+        ValueError: two models have the same name.
     """
 
     def __init__(self, served: Sequence[Served]) -> None:
         self.created = int(time.time())
         self._served = {one.name: one for one in served}
         if len(self._served) < len(served):
-            raise ValueError(f"models have to have different names: {', '.join(one.name for one in served)}")
+            raise ValueError(
+                f"the names of models must differ, got {', '.join(one.name for one in served)}; rename one with NAME=MODEL"
+            )
 
     def __iter__(self) -> Iterator[Served]:
         return iter(self._served.values())
 
     def find(self, name: str | None, capability: str) -> Any:
-        """The model of that name, or without one the first that can do it.
+        """Return the model with this name, or for None the first model with the capability.
 
         Raises:
-            UnknownModel: there is none of that name.
-            BadInput: it can't do it, or no model can.
+            UnknownModel: no model has this name.
+            BadInput: the model, or for None each model, lacks the capability.
         """
-        able = [one for one in self if capability in one.capabilities]
+        capable = [one for one in self if capability in one.capabilities]
         if name is None:
-            if not able:
-                raise BadInput(f"no model of this server is for {capability}")
-            return able[0]
+            if not capable:
+                raise BadInput(f"no model of this server supports {capability}; start the server with one")
+            return capable[0]
         if name not in self._served:
-            raise UnknownModel(f"there is no model {name!r}; this server has {', '.join(self._served)}")
-        if self._served[name] not in able:
-            names = ", ".join(one.name for one in able) or "no model of this server"
-            raise BadInput(f"the model {name!r} is not for {capability}; {names} is")
+            raise UnknownModel(f"model {name!r} does not exist; this server has {', '.join(self._served)}")
+        if self._served[name] not in capable:
+            names = ", ".join(one.name for one in capable) or "none of this server"
+            raise BadInput(f"model {name!r} does not support {capability}; models that do: {names}")
         return self._served[name]

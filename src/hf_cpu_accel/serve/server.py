@@ -1,4 +1,4 @@
-"""uvicorn with an end that loses nothing: at SIGTERM what runs is finished, and what comes is told so."""
+"""uvicorn with a graceful end: after SIGTERM running requests finish, and new ones are rejected."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ _CONNECTIONS = 65536
 
 
 class Server(uvicorn.Server):
-    """Serves until SIGTERM or Ctrl-C; a second one ends it at once.
+    """Serve until SIGTERM or Ctrl-C; a second signal stops the server at once.
 
     Args:
         service: the application.
-        host, port: where it listens; port 0 is a free one.
-        grace: seconds that running requests have after the first signal.
-        on_start: is called with the address once the port is open.
+        host: address to listen on.
+        port: port to listen on; 0 chooses a free port.
+        grace: seconds that running requests have to finish after the first signal.
+        on_start: called with the URL once the port is open.
     """
 
     def __init__(
@@ -50,18 +51,19 @@ class Server(uvicorn.Server):
         )
         super().__init__(config)
         self.service, self.grace, self._on_start = service, grace, on_start
-        self._told_to_stop: float | None = None
+        self._stop_time: float | None = None
         self.url = ""
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """At the first signal, close the gate; at the second, leave."""
-        if self._told_to_stop is not None:
+        """Close the gate at the first signal; stop at the second."""
+        if self._stop_time is not None:
             super().handle_exit(sig, frame)
             return
-        self._told_to_stop = time.monotonic()
+        self._stop_time = time.monotonic()
         self.service.gate.close()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Open the port, and call `on_start` with the URL."""
         await super().startup(sockets)
         host, port = self.servers[0].sockets[0].getsockname()[:2]
         self.url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
@@ -69,25 +71,25 @@ class Server(uvicorn.Server):
             self._on_start(self.url)
 
     async def on_tick(self, counter: int) -> bool:
-        """Ten times a second; True ends the main loop."""
-        if self._told_to_stop is not None:
-            late = time.monotonic() - self._told_to_stop > self.grace
+        """Return True to end the main loop; uvicorn calls this ten times per second."""
+        if self._stop_time is not None:
+            late = time.monotonic() - self._stop_time > self.grace
             self.should_exit |= late or not self.service.gate.running
         return await super().on_tick(counter)
 
 
 def serve(server: Server) -> None:
-    """Run until the server is told to stop, then close its models."""
+    """Run the server until it stops, then close its models."""
     _allow_connections()
-    with contextlib.suppress(KeyboardInterrupt):  # uvicorn raises the signal again once it has ended
+    with contextlib.suppress(KeyboardInterrupt):  # uvicorn raises the signal again at its end
         server.run()
     for served in server.service.models:
         served.close(timeout=1.0)
 
 
 def _allow_connections() -> None:
-    """As many open files as this process may have: each connection is one."""
+    """Raise the limit of open files, because each connection needs one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _CONNECTIONS if hard == resource.RLIM_INFINITY else min(hard, _CONNECTIONS)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    limit = _CONNECTIONS if hard == resource.RLIM_INFINITY else min(hard, _CONNECTIONS)
+    if soft != resource.RLIM_INFINITY and soft < limit:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))

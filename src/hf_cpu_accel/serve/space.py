@@ -1,6 +1,6 @@
-"""What a Hugging Face Space needs around its model: a page, a port, a health check, a queue; nothing that calls other machines.
+"""Helpers for Hugging Face Spaces: the results on a page, a server, a health check and a queue. Nothing calls other machines.
 
-Gradio is imported in here only, by the functions that need it: the extra `spaces`.
+Only these functions import Gradio, which is in the extra `spaces`.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     import gradio as gr
     from fastapi import FastAPI
 
-PORT = 7860  # where Spaces look for an app
-WAITING = 20  # requests that may wait for the model; more are told to come back later
-_SANS, _MONO = ["system-ui", "sans-serif"], ["ui-monospace", "monospace"]  # the reader's own, not fetched
+PORT = 7860  # the port of apps in Spaces
+WAITING = 20  # requests that may wait for the model; more are rejected
+_SANS, _MONO = ["system-ui", "sans-serif"], ["ui-monospace", "monospace"]  # local fonts, not downloaded
 _CSS = """
 .rows table {width: 100%; font-size: 0.85em; border-collapse: collapse}
 .rows td, .rows th {padding: 4px 6px; text-align: left; vertical-align: top; border: 1px solid var(--border-color-primary)}
@@ -32,34 +32,34 @@ _CSS = """
 
 
 class Results:
-    """Below what a Space does: the chart, the sentence, the plan as a table, and the line of code. Made inside `gr.Blocks`."""
+    """The components below a demo: the speedup, the chart, the code, and the plan as a table. Create it inside `gr.Blocks`."""
 
     def __init__(self, code: str) -> None:
         import gradio as gr
 
-        self.sentence = gr.Markdown("*Run it to see the times.*", elem_id="sentence")
+        self.sentence = gr.Markdown("*Run the demo to see the speedup.*", elem_id="sentence")
         self.chart = gr.Plot(show_label=False, elem_id="chart")
         self.code = gr.Code(
             code,
             language="python",
-            label="What did it",
+            label="Code",
             lines=1,
             wrap_lines=True,
             interactive=False,
             elem_id="code",
         )
-        with gr.Accordion("What explain(model) says", open=False):
+        with gr.Accordion("Plan: output of explain(model)", open=False):
             self.summary = gr.Markdown(elem_id="summary")
             self.plan = gr.HTML(elem_id="plan")
 
     @property
     def outputs(self) -> list[gr.components.Component]:
-        """What `values` are for, in its order."""
+        """Return the components in the order of `values`."""
         return [self.sentence, self.chart, self.code, self.summary, self.plan]
 
     @staticmethod
     def values(comparison: Comparison, plan: Plan, code: str) -> tuple[Any, ...]:
-        """What is shown of a comparison."""
+        """Return the values of the components for a comparison."""
         return (
             f"**{comparison}**",
             comparison.chart(),
@@ -70,10 +70,15 @@ class Results:
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Text in rows as HTML, whose lines wrap where a phone is narrow."""
+    """Return an HTML table of text whose lines wrap on narrow screens.
+
+    Args:
+        head: the column headings.
+        rows: the cells of each row.
+    """
 
     def row(cells: Sequence[str], tag: str) -> str:
-        # A name of a class may break before its capitals.
+        # Class names may break before capitals.
         texts = (re.sub(r"(?<=[a-z])(?=[A-Z])", "<wbr>", escape(cell)) for cell in cells)
         return f"<tr>{''.join(f'<{tag}>{text}</{tag}>' for text in texts)}</tr>"
 
@@ -82,7 +87,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def with_clear_errors(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function` for a Gradio event: the message of its ValueError is what the visitor reads."""
+    """Wrap `function` for a Gradio event: visitors see the message of its ValueError."""
     import gradio as gr
 
     if inspect.isgeneratorfunction(function):
@@ -107,7 +112,12 @@ def with_clear_errors(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def application(blocks: gr.Blocks, *, max_file_size: str = "5mb") -> FastAPI:
-    """The page on `/`, and on `/health` whether it is up. One request at a time has the model, others wait."""
+    """Return the app with the page on `/` and a health check on `/health`. Requests run one at a time; others wait.
+
+    Args:
+        blocks: the page.
+        max_file_size: maximum size of an upload, such as "5mb".
+    """
     import gradio as gr
     from fastapi import FastAPI
 
@@ -134,7 +144,7 @@ def application(blocks: gr.Blocks, *, max_file_size: str = "5mb") -> FastAPI:
 
 
 def run(blocks: gr.Blocks, **settings: Any) -> None:
-    """Serve `application(blocks, **settings)` until the process is told to stop."""
+    """Serve `application(blocks, **settings)` until the process is stopped."""
     import uvicorn
 
     host, port = address(os.environ)
@@ -145,10 +155,13 @@ def run(blocks: gr.Blocks, **settings: Any) -> None:
 
 
 def address(variables: Mapping[str, str]) -> tuple[str, int]:
-    """Host and port: GRADIO_SERVER_NAME, else every interface on Spaces and this machine alone elsewhere; GRADIO_SERVER_PORT, else
-    PORT, else 7860.
+    """Return the host and the port to listen on.
 
-    Raises ValueError if the port is none.
+    The host is GRADIO_SERVER_NAME, or else 0.0.0.0 in a Space and 127.0.0.1 elsewhere. The port is the first of
+    GRADIO_SERVER_PORT and PORT that is set, or else 7860.
+
+    Raises:
+        ValueError: a port that is not a whole number from 1 to 65535.
     """
     host = variables.get("GRADIO_SERVER_NAME") or ("0.0.0.0" if "SPACE_ID" in variables else "127.0.0.1")
     for name in ("GRADIO_SERVER_PORT", "PORT"):

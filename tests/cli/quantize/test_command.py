@@ -39,9 +39,7 @@ def run(*arguments: object) -> tuple[int, str]:
     return result.exit_code, result.output
 
 
-def test_a_calibrated_folder_loads_as_what_calibration_gives(
-    checkpoint: Path, text: Path, tmp_path: Path
-) -> None:
+def test_a_calibrated_folder_loads_the_calibrated_model(checkpoint: Path, text: Path, tmp_path: Path) -> None:
     code, output = run(checkpoint, tmp_path / "packed", "--calibration", text)
     assert code == 0, output
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "packed")
@@ -63,10 +61,10 @@ def test_the_report_proposes_a_mix_and_writes_it(checkpoint: Path, text: Path, t
     assert code == 0, output
     for part in (
         "model.layers.*.mlp.down_proj  x2",
-        "costs most",
+        "largest losses",
         "all bfloat16",
         "(at most 0.1 MB)",
-        "loss of the answers, nats",
+        "loss of the outputs, nats",
     ):
         assert part in output
     assert (tmp_path / "packed" / "quantization.png").read_bytes().startswith(b"\x89PNG")
@@ -97,16 +95,16 @@ def test_only_a_report(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.Mon
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint", "quantization.png"]
 
 
-def test_what_cannot_be_is_said(checkpoint: Path, tmp_path: Path) -> None:
+def test_wrong_arguments_are_rejected(checkpoint: Path, tmp_path: Path) -> None:
     (tmp_path / "empty.txt").touch()
     for arguments, says in (
         ((checkpoint,), "nothing to do"),
-        ((checkpoint, checkpoint), "expected a folder of its own"),
+        ((checkpoint, checkpoint), "expected another folder"),
         ((checkpoint, "--report", "--dtype", "float32"), "accepted are int4 and int8"),
-        ((checkpoint, "--report", "--size", 1, "--accuracy", 0.9), "give one of them"),
+        ((checkpoint, "--report", "--size", 1, "--accuracy", 0.9), "pass one of them"),
         ((checkpoint, "--report", "--accuracy", 99), "more than 0"),
-        ((checkpoint, "--report", "--picture", "some.txt"), "accepted endings"),
-        ((checkpoint, "--report", "--calibration", tmp_path / "empty.txt"), "there is no text"),
+        ((checkpoint, "--report", "--picture", "some.txt"), "accepted suffixes"),
+        ((checkpoint, "--report", "--calibration", tmp_path / "empty.txt"), "is empty"),
         ((tmp_path / "nowhere", "--report"), "Cannot load"),
         ((checkpoint, tmp_path / "packed", "--size", 0.001, "--tokens", 128), "nothing is written"),
     ):

@@ -1,4 +1,4 @@
-"""What each linear loses: the estimate against quantizing it alone, and the mixes that follow."""
+"""The loss of each linear: the estimate against quantizing it alone, and the resulting mixes."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from transformers import LlamaForCausalLM
 
 from hf_cpu_accel import accelerated
 from hf_cpu_accel.cli.quantize.measure import (
-    Answers,
     LinearLosses,
     Option,
+    ReferenceOutputs,
     measure,
     packed_linears,
     steps,
@@ -24,60 +24,61 @@ from tests.rewrite.calibration.models import ids, model
 
 
 def tiny(name: str) -> Any:
-    """With logits, or without."""
-    whole = model(name)
+    """Return a tiny model: "llama" with logits, "bert" without."""
+    result = model(name)
     if name == "llama":
-        inner, whole = whole, LlamaForCausalLM(whole.config)
-        whole.model = inner
-    return whole.eval().requires_grad_(False)
+        inner, result = result, LlamaForCausalLM(result.config)
+        result.model = inner
+    return result.eval().requires_grad_(False)
 
 
-def packed_as(given: Any, dtype: str) -> dict[str, PackedWeight]:
-    with accelerated(given, dtype=dtype):
-        return packed_linears(given)
+def packed_as(original: Any, dtype: str) -> dict[str, PackedWeight]:
+    with accelerated(original, dtype=dtype):
+        return packed_linears(original)
 
 
 @pytest.mark.parametrize("name", ["llama", "bert"])
-def test_the_estimate_is_what_quantizing_one_linear_does(name: str) -> None:
-    given = tiny(name)
-    calls = calibration_examples([{"input_ids": ids(seed, rows=8, length=16)} for seed in range(8)], given)
-    packed = {dtype: packed_as(given, dtype) for dtype in ("int4", "int8")}
-    taken: list[int] = []
-    losses = measure(given, calls, packed, lambda: taken.append(1))
-    assert len(taken) == steps(calls)
-    answers = Answers(given, calls)
-    for found in losses[::3]:
-        module = given.get_submodule(found.path)
+def test_the_estimate_agrees_with_quantizing_one_linear(name: str) -> None:
+    original = tiny(name)
+    calls = calibration_examples([{"input_ids": ids(seed, rows=8, length=16)} for seed in range(8)], original)
+    packed = {dtype: packed_as(original, dtype) for dtype in ("int4", "int8")}
+    progress: list[int] = []
+    losses = measure(original, calls, packed, lambda: progress.append(1))
+    assert len(progress) == steps(calls)
+    reference = ReferenceOutputs(original, calls)
+    for losses_of_linear in losses[::3]:
+        path, options = losses_of_linear.path, losses_of_linear.options
+        module = original.get_submodule(path)
         weight = module.weight.detach().clone()
         for dtype in ("int4", "int8"):
-            option = found.options[dtype]
-            assert option.form == packed[dtype][found.path].dtype == dtype
-            module.weight.copy_(unpack_linear(packed[dtype][found.path]))
-            alone = answers.loss(given)
+            option = options[dtype]
+            assert option.form == packed[dtype][path].dtype == dtype
+            module.weight.copy_(unpack_linear(packed[dtype][path]))
+            alone = reference.loss(original)
             module.weight.copy_(weight)
-            if dtype == "int4":  # the rounding of activations counts little there
+            if dtype == "int4":  # here the rounding of activations matters little
                 assert 0.5 * alone < option.loss < 2 * alone
-        assert 5 * found.options["int8"].loss < found.options["int4"].loss
-        assert 3 * found.options["int8"].error < found.options["int4"].error < 0.2
-    assert answers.loss(given) == pytest.approx(0, abs=1e-6)
-    assert not any(module._forward_hooks for module in given.modules())
+        assert 5 * options["int8"].loss < options["int4"].loss
+        assert 3 * options["int8"].error < options["int4"].error < 0.2
+    assert reference.loss(original) == pytest.approx(0, abs=1e-6)
+    assert not any(module._forward_hooks for module in original.modules())
 
 
 def test_errors_are_those_of_the_op() -> None:
-    given = tiny("bert")
-    calls = calibration_examples([{"input_ids": ids(0)}], given)
-    packed = packed_as(given, "int4")
-    seen = {}
+    original = tiny("bert")
+    calls = calibration_examples([{"input_ids": ids(0)}], original)
+    packed = packed_as(original, "int4")
+    inputs = {}
     path = "encoder.layer.0.output.dense"
-    handle = given.get_submodule(path).register_forward_hook(
-        lambda module, args, output: seen.update(x=args[0])
+    handle = original.get_submodule(path).register_forward_hook(
+        lambda module, args, output: inputs.update(x=args[0])
     )
-    given(ids(0))
+    original(ids(0))
     handle.remove()
-    expected = seen["x"] @ given.get_submodule(path).weight.T
-    error = (linear(seen["x"], packed[path]) - expected).norm() / expected.norm()
-    (found,) = (some for some in measure(given, calls, {"int4": packed}) if some.path == path)
-    assert found.options["int4"].error == pytest.approx(error.item(), rel=1e-3)
+    expected = inputs["x"] @ original.get_submodule(path).weight.T
+    error = (linear(inputs["x"], packed[path]) - expected).norm() / expected.norm()
+    (measured,) = (item for item in measure(original, calls, {"int4": packed}) if item.path == path)
+    assert measured.options["int4"].error == pytest.approx(error.item(), rel=1e-3)
 
 
 def losses(path: str, *options: tuple[str, int, float]) -> LinearLosses:

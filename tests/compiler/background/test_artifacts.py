@@ -53,7 +53,7 @@ def test_a_bundle_serves_elsewhere_if_it_is_trusted(
     monkeypatch.setenv("HF_CPU_ACCEL_HOME", str(tmp_path / "elsewhere"))
     monkeypatch.setenv("PATH", "")
     given = {"dtype": "float32", "compile": "now", "compiled_bundle": tmp_path / "bundle"}
-    with pytest.raises(ValueError, match="pass trust_compiled=True if you trust who made it"):
+    with pytest.raises(ValueError, match="pass trust_compiled=True if you trust its source"):
         accelerate_for_cpu(blocks(), **given)
     other, input = accelerate_for_cpu(blocks(), trust_compiled=True, **given), torch.randn(SHAPE)
     call_until(other, input, lambda: switched(other))

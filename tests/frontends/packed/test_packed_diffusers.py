@@ -35,7 +35,7 @@ def answer(model):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
-def test_a_loaded_network_answers_as_the_saved_one(tmp_path, dtype):
+def test_a_loaded_network_equals_the_saved_one(tmp_path, dtype):
     model = accelerate_for_cpu(network(), dtype=dtype)
     model.save_pretrained(tmp_path, packed=True)
     with warnings.catch_warnings():

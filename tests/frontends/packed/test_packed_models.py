@@ -48,7 +48,7 @@ def packed_folder(model, folder, dtype="int8", **options):
 
 
 @pytest.mark.parametrize(("name", "dtype"), CASES)
-def test_a_loaded_model_answers_as_the_saved_one(name, dtype, tmp_path):
+def test_a_loaded_model_equals_the_saved_one(name, dtype, tmp_path):
     model, inputs, auto = MODELS[name]()
     packed_folder(model, tmp_path, dtype)
     with warnings.catch_warnings():
@@ -86,7 +86,7 @@ def test_nothing_is_packed_or_drawn_while_loading(tmp_path, monkeypatch):
     assert storage  # one mapped file
 
 
-def test_a_headless_class_takes_its_part(tmp_path):
+def test_a_headless_class_loads_its_part(tmp_path):
     model, inputs, _ = bert()
     packed_folder(model, tmp_path)
     loaded = AutoModel.from_pretrained(tmp_path)
@@ -117,7 +117,7 @@ def test_the_folder_has_one_file_of_weights_and_says_what_they_are(tmp_path):
     assert (settings.dtype, settings.int4_group, settings.threads) == ("int4", 64, None)
 
 
-def test_what_could_not_be_packed_comes_back_plain(tmp_path):
+def test_unpacked_modules_are_loaded_plain(tmp_path):
     model, inputs, auto = bert()
     packed_folder(model, tmp_path, skip_modules=("bert.encoder.layer.1",))
     loaded = auto.from_pretrained(tmp_path)

@@ -59,22 +59,24 @@ def test_a_newer_format_is_named_before_anything_is_read(packed):
         AutoModel.from_pretrained(packed)
 
 
-def test_another_models_config_is_refused(packed):
+def test_configs_of_other_models_are_rejected(packed):
     change_config(packed, intermediate_size=512)
-    with pytest.raises(ValueError, match=r"not of this model.*config.json makes it.*Nothing was loaded"):
+    with pytest.raises(
+        ValueError, match=r"does not fit this model.*config.json requires.*Nothing was loaded"
+    ):
         AutoModel.from_pretrained(packed)
 
 
-def test_another_device_is_refused(packed):
-    with pytest.raises(ValueError, match="device_map='auto' together with a packed folder"):
+def test_other_devices_are_rejected(packed):
+    with pytest.raises(ValueError, match="device_map='auto' is not supported with a packed folder"):
         AutoModel.from_pretrained(packed, device_map="auto")
 
 
-def test_what_is_to_be_divided_is_refused_before_files_are_looked_for(packed):
+def test_divided_models_are_rejected_before_the_search_for_files(packed):
     config = AutoConfig.from_pretrained(packed)
     config.distributed_config = DistributedConfig(tp_size=2)
     (packed / FILE).unlink()
-    with pytest.raises(ValueError, match="cannot be divided among processes: load the checkpoint"):
+    with pytest.raises(ValueError, match="cannot be divided among processes: load the original checkpoint"):
         AutoModel.from_pretrained(packed, config=config)
 
 
@@ -95,7 +97,7 @@ def test_only_accelerated_models_are_written_packed(tmp_path):
     model, _, _ = bert()
     with pytest.raises(
         ValueError,
-        match=r"packed=True: this BertForSequenceClassification is not accelerated, or only as a part",
+        match=r"packed=True, but this BertForSequenceClassification is not accelerated, or only as a part",
     ):
         model.save_pretrained(tmp_path, packed=True)
     with pytest.raises(TypeError, match="packed='yes': expected True, False"):
@@ -103,11 +105,12 @@ def test_only_accelerated_models_are_written_packed(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_packed_folders_are_not_pushed_by_the_way(tmp_path):
+def test_packed_folders_are_not_pushed_while_saving(tmp_path):
     model, _, _ = bert()
     accelerate_for_cpu(model.eval())
     with pytest.raises(
-        ValueError, match=r"push_to_hub=True: save the folder, then huggingface_hub.upload_folder it"
+        ValueError,
+        match=r"not supported with push_to_hub=True: save the folder, then call huggingface_hub.upload_folder",
     ):
         model.save_pretrained(tmp_path, packed=True, push_to_hub=True)
 
@@ -131,7 +134,7 @@ def test_a_plain_save_without_originals_warns_and_writes_rounded_weights(tmp_pat
     model, inputs, auto = bert()
     before = model.eval()(**inputs)[0]
     accelerate_for_cpu(model, dtype="int8", originals="drop")
-    with pytest.warns(UserWarning, match=r"rounded to int8.*packed=True writes what is there"):
+    with pytest.warns(UserWarning, match=r"rounded to int8.*Pass packed=True to write the packed weights"):
         model.save_pretrained(tmp_path)
     loaded = auto.from_pretrained(tmp_path)
     assert not explain(loaded).replaced
@@ -139,7 +142,7 @@ def test_a_plain_save_without_originals_warns_and_writes_rounded_weights(tmp_pat
     torch.testing.assert_close(loaded(**inputs)[0], before, atol=0.05, rtol=0)
 
 
-def test_what_was_loaded_packed_is_unpacked_when_that_is_asked_for(packed, tmp_path_factory):
+def test_packed_false_writes_the_plain_weights(packed, tmp_path_factory):
     folder = tmp_path_factory.mktemp("plain")
     model = AutoModelForSequenceClassification.from_pretrained(packed)
     with pytest.warns(UserWarning, match="rounded to int8"):

@@ -1,4 +1,4 @@
-"""Which models an engine takes, and how long their sequences may be."""
+"""The models that an engine supports, and the maximum length of their sequences."""
 
 import pytest
 import torch
@@ -27,28 +27,28 @@ def stand_where_the_longest_stands(module, args, inputs):
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
-        (lambda: build("t5"), "T5ForConditionalGeneration: it has an encoder"),
+        (lambda: build("t5"), "T5ForConditionalGeneration is not supported: it has an encoder"),
         # Before transformers 5.24 its forward took what it keeps under another name than that of caches.
         (
             mamba,
-            "MambaForCausalLM: (layers with more state than|it remembers something else than) keys and values",
+            "MambaForCausalLM is not supported: (layers with more state than|it remembers something else than) keys and values",
         ),
-        (lambda: nn.Linear(3, 3), "Linear: it does not generate"),
-        (lambda: build("llama").model, "LlamaModel: it does not generate"),
+        (lambda: nn.Linear(3, 3), "Linear is not supported: it does not generate"),
+        (lambda: build("llama").model, "LlamaModel is not supported: it does not generate"),
     ],
 )
-def test_models_that_are_not_accepted(make, reason):
-    with pytest.raises(ValueError, match=f"model={reason}.*accepted are decoders of transformers"):
+def test_unsupported_models_are_rejected(make, reason):
+    with pytest.raises(ValueError, match=f"model={reason}.*accepted are transformers decoders"):
         Engine(make())
 
 
 @pytest.mark.parametrize("change", [heed_no_mask, stand_where_the_longest_stands])
-def test_models_whose_sequences_would_change_one_another(change):
+def test_models_that_ignore_masks_are_rejected(change):
     model = build("gpt2")
     Engine(model).close()
     model.register_forward_pre_hook(change, with_kwargs=True)
     with pytest.raises(
-        ValueError, match="model=GPT2LMHeadModel: sequences of different lengths in one batch"
+        ValueError, match="model=GPT2LMHeadModel is not supported: its logits in a batch differ"
     ):
         Engine(model)
 
@@ -56,28 +56,28 @@ def test_models_whose_sequences_would_change_one_another(change):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"rows": 0}, "rows=0: accepted are whole numbers from 1"),
+        ({"rows": 0}, "rows=0: expected a whole number from 1"),
         ({"waiting": 2.0}, "waiting=2.0"),
         ({"prefill_chunk": True}, "prefill_chunk=True"),
-        ({"prefix_cache_bytes": -1}, "prefix_cache_bytes=-1: accepted are whole numbers from 0"),
-        ({"max_length": 513}, "max_length=513: accepted are whole numbers from 2 to 512"),
+        ({"prefix_cache_bytes": -1}, "prefix_cache_bytes=-1: expected a whole number from 0"),
+        ({"max_length": 513}, "max_length=513: expected a whole number from 2 to 512"),
         ({"max_length": 1}, "max_length=1"),
     ],
 )
-def test_settings_that_cannot_be(settings, message):
+def test_wrong_settings_are_rejected(settings, message):
     with pytest.raises(ValueError, match=message):
         Engine(accelerated("llama"), **settings)
 
 
 def test_a_model_without_a_limit_needs_one():
-    with pytest.raises(ValueError, match="max_length=None: BloomForCausalLM says nothing"):
+    with pytest.raises(ValueError, match="max_length=None: the config of BloomForCausalLM has no"):
         Engine(accelerated("bloom"))
     with Engine(accelerated("bloom"), max_length=20) as engine:
         assert engine.max_length == 20
 
 
 @pytest.mark.parametrize("kind", ["dynamic", "longrope"])
-def test_frequencies_that_depend_on_the_longest_sequence_set_the_limit(kind):
+def test_rotary_frequencies_of_the_longest_sequence_set_the_limit(kind):
     model = SCALED[kind].build()
     with Engine(model) as engine:
         assert engine.max_length == 32
@@ -90,6 +90,6 @@ def test_other_scaled_positions_do_not():
         assert engine.max_length == 512
 
 
-def test_what_is_kept_of_a_token():
+def test_layouts_of_the_kv_cache():
     with Engine(DECODERS["gemma3"].build()) as engine:  # windows keep all tokens here
         assert engine._scheduler._forward.layout.token_bytes == 3 * 2 * 2 * 32 * 4

@@ -36,7 +36,7 @@ def wait_until(condition):
     raise AssertionError("waited in vain")
 
 
-def test_a_client_that_leaves_is_forgotten():
+def test_cancelled_requests_free_their_row():
     model, ids = accelerated("llama"), text(9)
     with Engine(model, rows=2, max_length=500) as engine:
         leaving = engine.submit(ids, max_new_tokens=480)
@@ -50,7 +50,7 @@ def test_a_client_that_leaves_is_forgotten():
         assert (engine.metrics.cancelled, engine.metrics.completed) == (1, 1)
 
 
-def test_a_client_may_leave_before_its_turn():
+def test_waiting_requests_can_be_cancelled():
     held = Held()
     with Engine(accelerated("llama"), rows=1, waiting=1) as engine:
         first = engine.submit(text(3), max_new_tokens=5, logits_processor=[held])
@@ -64,7 +64,7 @@ def test_a_client_may_leave_before_its_turn():
         assert len(first.result()) == len(third.result()) == 5
 
 
-def test_a_full_queue_says_so():
+def test_full_queues_raise_busy():
     held = Held()
     with Engine(accelerated("llama"), rows=1, waiting=2) as engine:
         answers = [engine.submit(text(3), max_new_tokens=5, logits_processor=[held])]
@@ -78,7 +78,7 @@ def test_a_full_queue_says_so():
 
 
 @pytest.mark.parametrize("at", [1, 4])
-def test_what_fails_for_one_request_stays_with_it(at):
+def test_errors_affect_only_their_request(at):
     model, ids, calls = accelerated("llama"), text(9), []
 
     def later(ids, scores):
@@ -99,7 +99,7 @@ def test_what_fails_for_one_request_stays_with_it(at):
         assert engine.metrics.failed == 1
 
 
-def test_after_a_step_that_failed_the_engine_goes_on(monkeypatch):
+def test_the_engine_continues_after_a_failed_step(monkeypatch):
     model, ids = accelerated("llama"), text(9)
     with Engine(model, rows=2) as engine:
         step = engine._scheduler._batch.step
@@ -129,7 +129,7 @@ def test_nobody_waits_for_a_thread_that_has_ended(monkeypatch):
     engine.close()
 
 
-def test_close_lets_all_finish_and_takes_no_more():
+def test_close_finishes_all_requests_and_rejects_new_ones():
     model, ids = accelerated("llama"), text(9)
     engine = Engine(model, rows=1)
     answers = [engine.submit(ids, max_new_tokens=20, eos_token_id=END) for _ in range(3)]
@@ -140,7 +140,7 @@ def test_close_lets_all_finish_and_takes_no_more():
         engine.submit(ids, max_new_tokens=5)
 
 
-def test_close_waits_no_longer_than_it_is_told():
+def test_close_waits_at_most_its_timeout():
     engine = Engine(accelerated("llama"), rows=1, max_length=500)
     answers = [engine.submit(text(9), max_new_tokens=490) for _ in range(4)]
     engine.close(timeout=0.05)
@@ -159,7 +159,7 @@ def test_the_end_of_the_program_does_not_wait_for_answers(monkeypatch):
     assert not engine._thread.is_alive()
 
 
-def test_a_result_can_be_waited_for_in_vain():
+def test_result_raises_timeout_error():
     held = Held()
     with Engine(accelerated("llama")) as engine:
         answer = engine.submit(text(3), max_new_tokens=5, logits_processor=[held])
@@ -173,23 +173,27 @@ def test_a_result_can_be_waited_for_in_vain():
     ("ids", "settings", "message"),
     [
         ([], {}, "input_ids is empty"),
-        ([3, 260], {}, "input_ids has 260: accepted are whole numbers from 0 to 259"),
-        ([-1], {}, "input_ids has -1"),
-        ([1.5], {}, "input_ids has 1.5"),
-        ([3], {"max_new_tokens": 0}, "max_new_tokens=0: accepted are whole numbers from 1"),
+        ([3, 260], {}, "input_ids contains 260: expected whole numbers from 0 to 259"),
+        ([-1], {}, "input_ids contains -1"),
+        ([1.5], {}, "input_ids contains 1.5"),
+        ([3], {"max_new_tokens": 0}, "max_new_tokens=0: expected a whole number from 1"),
         ([3], {"max_new_tokens": "7"}, "max_new_tokens='7'"),
-        ([3], {"seed": -1}, "seed=-1: accepted are whole numbers from 0"),
-        ([3] * 300, {"max_new_tokens": 213}, "300 tokens and max_new_tokens=213: together at most 512"),
+        ([3], {"seed": -1}, "seed=-1: expected a whole number from 0"),
+        (
+            [3] * 300,
+            {"max_new_tokens": 213},
+            "300 tokens and max_new_tokens=213: expected at most 512 together",
+        ),
     ],
 )
-def test_requests_that_cannot_be_are_refused(ids, settings, message):
+def test_wrong_requests_are_rejected(ids, settings, message):
     with Engine(accelerated("llama")) as engine:
         with pytest.raises(ValueError, match=message):
             engine.submit(ids, **{"max_new_tokens": 5, **settings})
         assert engine.metrics.requests == 0
 
 
-def test_it_runs_on_the_threads_that_the_model_was_given():
+def test_the_engine_uses_the_threads_of_the_model():
     counts = []
 
     def count(ids, scores):

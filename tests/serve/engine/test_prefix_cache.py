@@ -24,7 +24,7 @@ def cache(blocks):
     return PrefixCache(LAYOUT, blocks * BLOCK * LAYOUT.token_bytes)
 
 
-def test_whole_blocks_of_the_longest_common_beginning():
+def test_matches_are_complete_blocks_of_the_longest_prefix():
     prefixes, read, ids = cache(10), reader(), text(5 * BLOCK + 3)
     prefixes.add(ids, read)
     assert prefixes.bytes == 5 * BLOCK * (2 * 3 * 4 + 2 * 2 * 2)
@@ -41,14 +41,14 @@ def test_whole_blocks_of_the_longest_common_beginning():
         assert all(map(torch.equal, block.part, expected))
 
 
-def test_what_sequences_have_in_common_is_held_once():
+def test_common_prefixes_are_stored_once():
     prefixes, shared = cache(100), text(4 * BLOCK)
     for seed in range(3):
         prefixes.add([*shared, *text(2 * BLOCK, seed=seed + 1)], reader())
     assert prefixes.bytes == (4 + 3 * 2) * BLOCK * LAYOUT.token_bytes
 
 
-def test_what_was_used_longest_ago_goes_first():
+def test_least_recently_used_blocks_are_removed_first():
     prefixes, first, second, third = cache(6), *(text(3 * BLOCK, seed=seed) for seed in range(3))
     prefixes.add(first, reader())
     prefixes.add(second, reader())
@@ -60,13 +60,13 @@ def test_what_was_used_longest_ago_goes_first():
 
 
 @pytest.mark.parametrize("blocks", [0, 1, 2])
-def test_a_sequence_longer_than_the_cache_leaves_its_beginning(blocks):
+def test_long_sequences_leave_their_first_blocks(blocks):
     prefixes, ids = cache(blocks), text(5 * BLOCK)
     prefixes.add(ids, reader())
     assert len(prefixes.match(ids)) == blocks
 
 
-def test_clear_forgets_all():
+def test_clear_removes_all_blocks():
     prefixes, ids = cache(3), text(3 * BLOCK)
     prefixes.add(ids, reader())
     prefixes.clear()
@@ -75,7 +75,7 @@ def test_clear_forgets_all():
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma2", "gpt2", "bloom"])
-def test_turns_of_a_chat_begin_where_the_last_one_ended(name):
+def test_turns_of_a_chat_reuse_the_last_turn(name):
     model, ids = accelerated(name), text(70)
     with Engine(model, prefill_chunk=48, max_length=400) as engine:
         for turn in range(3):
@@ -88,7 +88,7 @@ def test_turns_of_a_chat_begin_where_the_last_one_ended(name):
         assert engine.metrics.prefix_tokens > 100
 
 
-def test_a_prompt_that_is_held_whole_still_gets_its_first_token():
+def test_fully_cached_prompts_get_their_first_token():
     model, ids = accelerated("llama"), text(2 * BLOCK)
     with Engine(model) as engine:
         expected = alone(model, ids, 5)
@@ -98,7 +98,7 @@ def test_a_prompt_that_is_held_whole_still_gets_its_first_token():
             assert generation.cached_tokens == cached
 
 
-def test_requests_that_come_together_share_what_one_computes():
+def test_simultaneous_requests_share_prefixes():
     model, shared = accelerated("llama"), text(6 * BLOCK)
     asked = [[*shared, *text(9, seed=seed)] for seed in range(4)]
     with Engine(model, rows=4, prefill_chunk=BLOCK) as engine:
@@ -108,7 +108,7 @@ def test_requests_that_come_together_share_what_one_computes():
     assert computed < 6 * BLOCK + 4 * 9 + 2 * BLOCK
 
 
-def test_nothing_is_kept_where_nothing_may_be():
+def test_a_limit_of_zero_stores_nothing():
     model, ids = accelerated("llama"), text(3 * BLOCK)
     with Engine(model, prefix_cache_bytes=0) as engine:
         for _ in range(2):

@@ -16,7 +16,7 @@ LENGTHS = (1, 9, 17, 3, 24, 12, 2, 8, 30)
 
 
 @pytest.mark.parametrize("name", DECODER_ONLY)
-def test_ragged_prompts_that_come_and_go(name):
+def test_ragged_prompts_join_and_leave(name):
     """Fewer rows than requests, and chunks shorter than prompts: sequences join and leave in the middle."""
     model = accelerated(name)
     asked = list(zip(texts(9, 50), LENGTHS, strict=True))
@@ -67,7 +67,7 @@ def test_an_end_token_is_the_last_one():
         assert whole.finish_reason == "length"
 
 
-def test_sampling_draws_what_generate_draws():
+def test_sampling_equals_generate():
     model = accelerated("llama")
     settings = {"do_sample": True, "temperature": 1.3, "top_k": 20, "repetition_penalty": 1.4}
     asked = texts(5, 40)
@@ -85,7 +85,7 @@ def test_sampling_draws_what_generate_draws():
             assert answer.result() == alone(model, ids, 12, eos_token_id=None, **settings)
 
 
-def test_a_processor_is_for_its_own_request():
+def test_processors_affect_only_their_request():
     model, ids = accelerated("llama"), text(9)
     tokens = alone(model, ids, 10)
     forbidden = transformers.LogitsProcessorList(
@@ -98,7 +98,7 @@ def test_a_processor_is_for_its_own_request():
         assert other.result() == alone(model, ids, 10, suppress_tokens=[tokens[0]])
 
 
-def test_a_long_prompt_does_not_hold_up_the_others(monkeypatch):
+def test_long_prompts_do_not_block_other_requests(monkeypatch):
     call, sizes = Forward.__call__, []
 
     def counted(self, ids, *others):

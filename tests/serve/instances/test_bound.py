@@ -10,7 +10,7 @@ from tests.serve.instances.bound import within
 
 
 @pytest.mark.parametrize("wait", ["event", "future", "thread", "pipe"])
-def test_waiting_in_vain_fails(wait):
+def test_waits_have_a_time_limit(wait):
     end = threading.Event()
     thread = threading.Thread(target=end.wait, daemon=True)
     thread.start()

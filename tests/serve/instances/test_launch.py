@@ -58,12 +58,12 @@ def test_a_signal_reaches_the_instances(tmp_path):
     assert process.wait(60) == 7
 
 
-def test_a_process_that_a_signal_ended_is_told_as_shells_do():
+def test_signals_give_the_exit_status_of_shells():
     plan = launch.plan(["-c", "import os; os.kill(os.getpid(), 9)"])
     assert launch.run(plan) == 137
 
 
-def test_cores_are_shared_out_within_the_quota(monkeypatch):
+def test_cores_are_divided_within_the_quota(monkeypatch):
     monkeypatch.setattr(placement, "limits", lambda: Limits(frozenset({0, 1}), 1.0))
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     plan = launch.plan(["script.py"])
@@ -82,7 +82,7 @@ def test_cores_are_shared_out_within_the_quota(monkeypatch):
         ("default", ("jemalloc",), {"MALLOC_ARENA_MAX": "2"}),
     ],
 )
-def test_an_allocator_that_is_there_is_preloaded(asked, installed, expected):
+def test_installed_allocators_are_preloaded(asked, installed, expected):
     given, rows = environment.variables(2, {}, asked, find=found(*installed))
     assert {name: given.get(name) for name in ("LD_PRELOAD", "MALLOC_ARENA_MAX") if name in given} == expected
     assert ("MALLOC_CONF" in given) == ("jemalloc" in given.get("LD_PRELOAD", ""))
@@ -90,16 +90,17 @@ def test_an_allocator_that_is_there_is_preloaded(asked, installed, expected):
     assert {row.name for row in rows} == set(given)
 
 
-def test_what_was_set_stays():
+def test_variables_of_the_user_stay_unchanged():
     before = {"OMP_NUM_THREADS": "5", "LD_PRELOAD": "libmimalloc.so", "THP_MEM_ALLOC_ENABLE": "0"}
     given, rows = environment.variables(2, before, find=found("jemalloc"))
     assert not set(given) & set(before)
-    assert [row.why[:4] for row in rows if row.name in (*before, "allocator")] == ["kept"] * 3
+    names = (*before, "allocator")
+    assert [row.why.endswith(", unchanged") for row in rows if row.name in names] == [True] * 3
     given, _ = environment.variables(2, {"LD_PRELOAD": "libother.so"}, find=found("jemalloc"))
     assert given["LD_PRELOAD"] == "libjemalloc.so.1:libother.so"
 
 
-def test_an_allocator_that_is_not_there_is_refused_with_the_remedy():
+def test_missing_allocators_are_rejected_with_the_remedy():
     with pytest.raises(ValueError, match="apt-get install libjemalloc2"):
         environment.variables(1, {}, "jemalloc", find=found())
     result = CliRunner().invoke(app, ["launch", "--allocator", "best", "script.py"])
@@ -107,7 +108,7 @@ def test_an_allocator_that_is_not_there_is_refused_with_the_remedy():
     assert "allocator='best'" in result.output
 
 
-def test_a_dry_run_only_tells(tmp_path):
+def test_a_dry_run_only_prints(tmp_path):
     result = CliRunner().invoke(app, ["launch", "--dry-run", "--instances", "3", str(tmp_path / "none.py")])
     assert result.exit_code == 0
     assert "instance 2" in result.output

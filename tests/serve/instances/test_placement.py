@@ -30,7 +30,7 @@ def test_three_threads_do_not_cross_nodes_while_one_has_room(plant):
     across = place(Limits(ALL, None), 1, 6, root=plant(TWO_NODES))
     assert across.places[0].node is None
     assert len(across.places[0].cpus) == 12
-    assert "several memory nodes" in across.reason
+    assert "several NUMA nodes" in across.reason
 
 
 def test_affinity_is_respected(plant):
@@ -53,12 +53,12 @@ def test_affinity_is_respected(plant):
         (2.0, (1, 4), 1, 4, 1),
     ],
 )
-def test_a_quota_bounds_what_computes_at_a_time(plant, quota, asked, instances, threads, active):
+def test_quotas_limit_the_active_instances(plant, quota, asked, instances, threads, active):
     found = place(Limits(ALL, quota), *asked, root=plant(TWO_NODES))
     assert len(found.places) == instances
     assert {each.threads for each in found.places} == {threads}
     assert found.active == active
-    assert ("at a time" in found.reason) == (active < instances)
+    assert ("at the same time" in found.reason) == (active < instances)
     # Every container of a machine would choose the same cores.
     assert all((each.cpus == ALL) == (quota is not None and quota < 8) for each in found.places)
     assert ("on any core" in found.reason) == (quota is not None)
@@ -70,7 +70,7 @@ def test_more_instances_than_cores_share_them(plant):
     assert found.active == 2
 
 
-def test_limits_are_read_anew(plant):
+def test_limits_are_read_again(plant):
     files = {
         "proc/self/cgroup": "0::/box",
         "proc/self/mountinfo": "25 30 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw",
@@ -83,12 +83,12 @@ def test_limits_are_read_anew(plant):
 
 
 @pytest.mark.parametrize("value", [0, -1])
-def test_a_number_below_one_is_refused(value):
+def test_numbers_below_one_are_rejected(value):
     with pytest.raises(ValueError, match=f"instances={value}"):
         place(Limits(ALL, None), value)
 
 
 @pytest.mark.parametrize("value", [1.5, "2", True])
-def test_what_is_no_number_is_refused(value):
+def test_values_that_are_not_numbers_are_rejected(value):
     with pytest.raises(TypeError, match="threads="):
         place(Limits(ALL, None), 1, value)

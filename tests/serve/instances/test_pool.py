@@ -38,7 +38,7 @@ def pool():
         yield made
 
 
-def test_answers_of_a_model_are_those_of_the_model_alone(encoder):
+def test_results_equal_those_of_the_model_alone(encoder):
     requests = [request(number) for number in range(20)]
     with torch.inference_mode():
         expected = [encoder(**each).last_hidden_state for each in requests]
@@ -52,7 +52,7 @@ def test_answers_of_a_model_are_those_of_the_model_alone(encoder):
         torch.testing.assert_close(two, truth)
 
 
-def test_rows_of_a_batch_are_handed_out_to_their_items(encoder):
+def test_rows_of_a_batch_belong_to_their_items(encoder):
     items = [{name: tensor[0] for name, tensor in request(7 * number).items()} for number in range(5)]
     with torch.inference_mode():
         expected = [encoder(**{name: each[name][None] for name in each})[0][0] for each in items]
@@ -65,7 +65,7 @@ def test_rows_of_a_batch_are_handed_out_to_their_items(encoder):
         torch.testing.assert_close(output.last_hidden_state, truth)
 
 
-def test_a_ragged_batch_is_done_item_by_item(encoder):
+def test_ragged_batches_run_item_by_item(encoder):
     items = [{name: tensor[0] for name, tensor in request(number).items()} for number in range(4)]
     with InstancePool(encoder, 2, 1) as pool:
         outputs = list(pool.map(items, batch_size=4))
@@ -73,7 +73,7 @@ def test_a_ragged_batch_is_done_item_by_item(encoder):
 
 
 @pytest.mark.parametrize("batch_size", [None, 1, 3])
-def test_order_is_that_of_the_items(batch_size):
+def test_results_have_the_order_of_the_items(batch_size):
     def slow_first(model, item):
         time.sleep(0.02 if item in (0, [0], [0, 1, 2]) else 0)
         return item
@@ -99,7 +99,7 @@ def test_an_exception_stays_with_its_item(batch_size):
             next(results)
 
 
-def test_an_exception_of_the_iterable_comes_behind_what_it_gave(pool):
+def test_exceptions_of_the_iterable_follow_its_results(pool):
     def items():
         yield from (1, 2)
         raise OSError("the disk is gone")
@@ -111,7 +111,7 @@ def test_an_exception_of_the_iterable_comes_behind_what_it_gave(pool):
     assert list(results) == []
 
 
-def test_an_endless_iterable_is_drawn_as_results_are_taken(pool):
+def test_endless_iterables_are_read_on_demand(pool):
     drawn = itertools.count()
     results = pool.map(drawn, batch_size=2)
     assert [next(results) for _ in range(50)] == [10 * number for number in range(50)]
@@ -119,7 +119,7 @@ def test_an_endless_iterable_is_drawn_as_results_are_taken(pool):
     assert next(drawn) <= 50 + 2 * 4 * 2  # calls on their way, of two items each
 
 
-def test_who_leaves_early_takes_back_what_waits():
+def test_closing_early_cancels_waiting_calls():
     calls, gate = [], threading.Event()
 
     def wait(model, item):
@@ -174,7 +174,7 @@ def test_instances_are_pinned_and_threads_of_others_are_not_touched():
     assert os.sched_getaffinity(0) >= set(cpus)
 
 
-def test_a_quota_that_shrinks_and_grows_is_followed(monkeypatch):
+def test_changing_quotas_are_followed(monkeypatch):
     cpus = frozenset(os.sched_getaffinity(0))
     now = {"limits": Limits(cpus, None)}
     monkeypatch.setattr(placement, "limits", lambda: now["limits"])
@@ -199,12 +199,12 @@ def test_a_quota_that_shrinks_and_grows_is_followed(monkeypatch):
             return most[0]
 
         assert at_a_time(1.0) == 1
-        assert "1 of 2 instances compute at a time" in pool.placement.reason
+        assert "1 of 2 instances compute at the same time" in pool.placement.reason
         if len(cpus) > 1:
             assert at_a_time(None) == 2
 
 
-def test_a_pool_looks_at_its_limits_by_itself(monkeypatch, pool):
+def test_pools_check_their_limits(monkeypatch, pool):
     monkeypatch.setattr(placement, "limits", lambda: Limits(frozenset({0}), 1.0))
     until = time.monotonic() + 20
     while pool.placement.active > 1 and time.monotonic() < until:
@@ -212,7 +212,7 @@ def test_a_pool_looks_at_its_limits_by_itself(monkeypatch, pool):
     assert [set(place.cpus) for place in pool.placement.places] == [{0}, {0}]
 
 
-def test_a_closed_pool_refuses_and_has_finished_what_it_took(pool):
+def test_closed_pools_reject_calls_after_finishing_all(pool):
     futures = [pool.submit(number) for number in range(8)]
     pool.close()
     assert [future.result(0) for future in futures] == [10 * number for number in range(8)]
@@ -222,7 +222,7 @@ def test_a_closed_pool_refuses_and_has_finished_what_it_took(pool):
     pool.close()
 
 
-def test_a_pool_that_nobody_holds_ends():
+def test_pools_end_when_they_are_garbage():
     before = set(threading.enumerate())
     pool = InstancePool(lambda number: number, 2, 1)
     gone, threads = weakref.ref(pool), set(threading.enumerate()) - before
@@ -240,7 +240,7 @@ def test_progress_counts_items(pool, capsys):
     assert "6/6" in capsys.readouterr().err
 
 
-def test_tokenizers_do_not_start_threads_meanwhile(monkeypatch):
+def test_tokenizers_start_no_threads(monkeypatch):
     monkeypatch.delenv("TOKENIZERS_PARALLELISM", raising=False)
     with InstancePool(lambda number: number, 1) as pool:
         assert os.environ["TOKENIZERS_PARALLELISM"] == "false"
@@ -270,4 +270,4 @@ def test_wrong_arguments_of_map(pool):
         pool.map(3)
     with InstancePool(lambda items: [], 1) as silent:
         errors = list(silent.map([1, 2], 2, return_exceptions=True))
-    assert [str(error)[:14] for error in errors] == ["1 items gave 0"] * 2
+    assert [str(error).partition(":")[0] for error in errors] == ["1 items returned 0"] * 2

@@ -40,7 +40,7 @@ def wait_until(condition, seconds=20):
     assert condition()
 
 
-def test_a_model_that_generates_is_given_processes_and_answers_the_same():
+def test_generating_models_use_processes_with_equal_results():
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
         vocab_size=100, hidden_size=64, intermediate_size=128, num_attention_heads=4, num_key_value_heads=2,
@@ -74,12 +74,12 @@ def test_exceptions_come_back_with_their_traceback(pool):
     with pytest.raises(KeyError, match="of the child") as caught:
         pool.submit("fail").result()
     assert "in work" in str(caught.value.__cause__)
-    with pytest.raises(TypeError, match="cannot be sent"):
+    with pytest.raises(TypeError, match="cannot be pickled"):
         pool.submit("odd result").result()
     assert list(pool.map(["a", "b", "c"])) == ["a", "b", "c"]
 
 
-def test_a_killed_process_loses_its_own_item_only_and_is_replaced(pool):
+def test_killed_processes_lose_only_their_item_and_are_replaced(pool):
     before = pool.pids
     lost = pool.submit("sleep")
     wait_until(lost.running)
@@ -122,7 +122,7 @@ def test_the_fork_server_is_replaced_too(pool):
     assert list(pool.map(range(10))) == list(range(10))
 
 
-def test_nobody_is_left_behind(pool):
+def test_no_process_remains(pool):
     family = {*pool.pids, pool._fork_server.pid}
     pool.close()
     wait_until(lambda: not any(psutil.pid_exists(pid) for pid in family))
@@ -141,7 +141,7 @@ def test_processes_end_with_their_parent():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.bool])
-def test_tensors_are_sent_as_they_are(dtype):
+def test_tensors_are_sent_unchanged(dtype):
     for tensor in (
         torch.randn(3, 5).to(dtype).t(),
         torch.tensor(1).to(dtype),
@@ -154,7 +154,7 @@ def test_tensors_are_sent_as_they_are(dtype):
     assert torch.equal(messages.loads(messages.dumps(sparse)).to_dense(), torch.eye(3))
 
 
-def test_an_exception_that_cannot_be_read_again_is_told_in_words():
+def test_exceptions_that_cannot_be_unpickled_are_described():
     class Odd(Exception):
         def __init__(self, one, two):
             super().__init__(f"{one} and {two}")

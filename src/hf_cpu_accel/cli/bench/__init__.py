@@ -1,1 +1,1 @@
-"""`hf-cpu-accel bench`: eager against accelerated copies of a model, and what other commands share of that."""
+"""`hf-cpu-accel bench`: compare PyTorch (eager) with accelerated copies of a model. Other commands share its parts."""

@@ -1,4 +1,4 @@
-"""`hf-cpu-accel bench`: eager against accelerated on this machine, for one model, task and batch shape."""
+"""`hf-cpu-accel bench`: compare PyTorch (eager) with accelerated copies of one model, for a task and a batch shape."""
 
 from __future__ import annotations
 
@@ -13,18 +13,20 @@ import typer
 from hf_cpu_accel.cli import options
 from hf_cpu_accel.cli.failures import cannot_load
 
-SUBMITTED = "bert-base-uncased"  # what machines are compared by
-# torch and everything on it is imported inside the command: `hf-cpu-accel --help` must not wait for it.
+SUBMITTED = "bert-base-uncased"  # the model that compares machines
+# The command imports torch when it runs, so that `hf-cpu-accel --help` does not wait for it.
 
 
 def bench(
     model: options.Model = None,
-    task: Annotated[str, typer.Option(help="Which head and which outputs.")] = "feature-extraction",
+    task: Annotated[
+        str, typer.Option(help="Task, which decides the head of the model and the outputs to compare.")
+    ] = "feature-extraction",
     dtypes: Annotated[
         str | None,
         typer.Option(
             help="Accelerated dtypes, separated by commas [default: float32,bfloat16,int8; for text-generation "
-            "all but float32; for a GGUF file auto].",
+            "all except float32; for a GGUF file auto].",
             show_default=False,
         ),
     ] = None,
@@ -34,7 +36,7 @@ def bench(
     ] = None,
     prompt: Annotated[
         int | None,
-        typer.Option(min=1, help="text-generation: tokens of the prompt [default: 128].", show_default=False),
+        typer.Option(min=1, help="text-generation: tokens per prompt [default: 128].", show_default=False),
     ] = None,
     new: Annotated[
         int | None,
@@ -43,29 +45,32 @@ def bench(
     eager: Annotated[
         str | None,
         typer.Option(
-            help="text-generation: dtypes of eager to compare with [default: float32,bfloat16].",
+            help="text-generation: dtypes of PyTorch (eager) to compare with [default: float32,bfloat16].",
             show_default=False,
         ),
     ] = None,
     repeats: Annotated[int, typer.Option(min=1, help="Rounds; 6 or more give a 95 % interval.")] = 10,
     random_config: Annotated[str | None, options.random_config()] = None,
     threads: Annotated[int | None, options.threads()] = None,
-    json: Annotated[Path | None, typer.Option(help="Write all results here.", show_default=False)] = None,
+    json: Annotated[
+        Path | None, typer.Option(help="Write all results to this file.", show_default=False)
+    ] = None,
     plot: Annotated[
-        Path | None, typer.Option(help="Write a chart here (.png, .svg, .pdf).", show_default=False)
+        Path | None,
+        typer.Option(help="Write a chart to this file (.png, .svg or .pdf).", show_default=False),
     ] = None,
     submit: Annotated[
         bool,
         typer.Option(
             "--submit",
-            help="Write a file to attach to an issue: CPU, tier, versions, numbers. Of "
-            f"--random-config {SUBMITTED} where no model is named.",
+            help="Write a file to attach to an issue: CPU, tier, versions and results. Without MODEL it measures "
+            f"--random-config {SUBMITTED}.",
         ),
     ] = False,
 ) -> None:
-    """Measure eager against accelerated copies of a model: time, accuracy, memory; for text generation tokens per second.
+    """Compare PyTorch (eager) with accelerated copies of a model: latency, accuracy and memory, or tokens/s for text generation.
 
-    The systems take turns (A B C, C B A, ...), so drift of the machine cancels in the ratios. Examples:
+    The systems alternate (A B C, C B A, ...), so that a drift of the machine cancels in the speedups. Examples:
 
     hf-cpu-accel bench sentence-transformers/all-MiniLM-L6-v2 --seq 32
 
@@ -102,9 +107,11 @@ def bench(
         check_writable(json, "--json")
         check_writable(plot, "--plot")
         if submit and not os.access(Path.cwd(), os.W_OK):
-            raise ValueError(f"--submit writes into {Path.cwd()}, which cannot be written; run it elsewhere")
+            raise ValueError(
+                f"--submit writes a file to {Path.cwd()}, which is not writable; run it in another folder"
+            )
         if plot is not None and plot.suffix not in reports.CHART_SUFFIXES:
-            raise ValueError(f"--plot {plot}: accepted endings are {', '.join(reports.CHART_SUFFIXES)}")
+            raise ValueError(f"--plot {plot}: accepted suffixes are {', '.join(reports.CHART_SUFFIXES)}")
         if plot is not None and importlib.util.find_spec("matplotlib") is None:
             raise ValueError("--plot needs matplotlib: pip install matplotlib")
     except ValueError as error:
@@ -123,7 +130,7 @@ def bench(
             )
         except OSError as error:
             raise cannot_load(console, contest.source, error, random_config=True) from error
-        except ValueError as error:  # what accelerate_for_cpu and transformers refuse, with the reason
+        except ValueError as error:  # from accelerate_for_cpu or transformers
             console.print(f"{contest.source}: {error}", style="red", markup=False, highlight=False)
             raise typer.Exit(1) from error
     facts = environment.environment()
@@ -151,6 +158,10 @@ def bench(
 
 
 def check_writable(path: Path | None, option: str) -> None:
-    """Tell before the measurement, not after it, that its result has nowhere to go."""
+    """Check the path of a result before the measurement.
+
+    Raises:
+        ValueError: the folder does not exist.
+    """
     if path is not None and not path.resolve().parent.is_dir():
         raise ValueError(f"{option} {path}: {path.resolve().parent} is not a folder; create it first")

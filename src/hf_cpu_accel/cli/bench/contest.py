@@ -1,4 +1,4 @@
-"""Which two halves of `hf-cpu-accel bench` serve a task: one forward call, or a text generated token by token."""
+"""The measurement and the report of `hf-cpu-accel bench` for a task: one forward call, or text generation."""
 
 from __future__ import annotations
 
@@ -23,11 +23,16 @@ _FORWARD_DTYPES = ("float32", "bfloat16", "int8")
 
 @dataclass(frozen=True)
 class Contest:
-    """What is measured and how it is shown.
+    """A measurement and the functions that show its results.
 
-    source: the model. title: model, task and shape. facts: the same for JSON. systems: how many take turns.
-    measure(repeats, threads, on_stage, on_burst) gives a list of results, which have `to_dict()`;
-    table(results, title, caption) and write_chart(path, results, title, caption) show them.
+    Attributes:
+        source: name of the model.
+        title: model, task and shape.
+        facts: the same for JSON.
+        systems: number of systems that are compared.
+        measure: `measure(repeats, threads, on_stage, on_burst)` returns a list of results with `to_dict()`.
+        table: `table(results, title, caption)` returns a table.
+        write_chart: `write_chart(path, results, title, caption)` writes a chart.
     """
 
     source: str
@@ -51,12 +56,13 @@ def contest(
     dtypes: str | None,
     eager: str | None,
 ) -> Contest:
-    """Check the arguments of the command line, None where they were not given; loads no weights yet.
+    """Check the arguments of the command line, None for absent ones, and return the contest. No weights are loaded.
 
-    Raises ValueError naming the argument and the remedy.
+    Raises:
+        ValueError: a wrong argument; the message contains the remedy.
     """
     if task == workload.TEXT_GENERATION:
-        _refuse({"--seq": seq}, f"says nothing to --task {task}; use --prompt and --new")
+        _reject({"--seq": seq}, f"does not apply to --task {task}; use --prompt and --new")
         names = names_of("--dtypes", dtypes, default_dtypes(model, generation_measure.DEFAULT_DTYPES))
         against = names_of("--eager", eager, generation_measure.EAGER, generation_measure.EAGER)
         generation = generation_workload.workload(model, random_config, batch, prompt or 128, new or 64)
@@ -69,7 +75,10 @@ def contest(
             generation_report.table,
             generation_report.write_chart,
         )
-    _refuse({"--prompt": prompt, "--new": new, "--eager": eager}, "is for --task text-generation")
+    _reject(
+        {"--prompt": prompt, "--new": new, "--eager": eager},
+        "needs --task text-generation; add it, or use --seq",
+    )
     names = names_of("--dtypes", dtypes, default_dtypes(model, _FORWARD_DTYPES))
     forward = workload.workload(model, random_config, task, batch, seq or 128)
     return Contest(
@@ -84,23 +93,33 @@ def contest(
 
 
 def names_of(
-    option: str, given: str | None, default: Sequence[str], accepted: Sequence[str] = DTYPES
+    option: str, value: str | None, default: Sequence[str], accepted: Sequence[str] = DTYPES
 ) -> list[str]:
-    """What an option lists, separated by commas.
+    """Split the comma-separated value of an option.
+
+    Args:
+        option: name of the option, for messages.
+        value: the value, or None for `default`.
+        default: the names without a value.
+        accepted: the accepted names.
 
     Raises:
-        ValueError: nothing, or a name that is not accepted.
+        ValueError: no name, or a name that is not accepted.
     """
-    names = list(default) if given is None else [name.strip() for name in given.split(",") if name.strip()]
+    names = list(default) if value is None else [name.strip() for name in value.split(",") if name.strip()]
     if not names:
-        raise ValueError(f"{option} {given!r} names none; accepted are {', '.join(accepted)}")
-    for name in names:  # a misspelt one is told before a model is loaded
+        raise ValueError(f"{option} {value!r} is empty; accepted: {', '.join(accepted)}")
+    for name in names:  # before a model is loaded
         if name not in accepted:
-            raise ValueError(f"{option} {name!r} is unknown, accepted: {', '.join(accepted)}")
+            raise ValueError(f"{option} {name!r} is unknown; accepted: {', '.join(accepted)}")
     return names
 
 
-def _refuse(options: dict[str, object], why: str) -> None:
+def _reject(options: dict[str, object], why: str) -> None:
+    """
+    Raises:
+        ValueError: an option has a value.
+    """
     for option, value in options.items():
         if value is not None:
             raise ValueError(f"{option} {value} {why}")

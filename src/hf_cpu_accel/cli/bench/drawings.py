@@ -1,4 +1,4 @@
-"""The drawings that commands and the project's pages share, with matplotlib: latencies as bars, a machine's roofline."""
+"""Charts with matplotlib, for the commands and the pages of the project: latencies as bars, and the roofline of a machine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Point:
-    """A layer, or a call, on a roofline: operations per byte of weights, and 10^9 operations per second."""
+    """A layer or a call on a roofline.
+
+    Attributes:
+        label: name in the legend.
+        intensity: operations per byte of weights.
+        rate: 10^9 operations per second.
+        color: color of the point.
+    """
 
     label: str
     intensity: float
@@ -29,7 +36,7 @@ class Point:
 
 
 def latency_bars(figure: Figure, results: Sequence[Result]) -> None:
-    """Median latency as horizontal bars with their intervals."""
+    """Draw median latencies as horizontal bars with their intervals."""
     axes = figure.subplots()
     medians = [result.seconds.value * 1e3 for result in results]
     errors = [
@@ -58,7 +65,7 @@ def latency_bars(figure: Figure, results: Sequence[Result]) -> None:
     axes.set_yticks(list(places), [result.system for result in results])
     axes.invert_yaxis()
     axes.set_xlim(0, reach * (1.45 if any(result.slower for result in results) else 1.28))
-    axes.set_xlabel("milliseconds per call, median and 95 % interval (shorter is better)", fontsize=8)
+    axes.set_xlabel("latency in ms, median and 95 % interval (shorter is better)", fontsize=8)
     bare(axes)
 
 
@@ -70,13 +77,15 @@ def limits(
     right: float = 1000,
     names: str = "left",
 ) -> None:
-    """The lines that a machine draws: operations a second over operations per byte of weights (Williams et al. 2009).
+    """Draw the limits of a machine: operations per second over operations per byte of weights (Williams et al. 2009).
 
     Args:
-        peaks: label: (10^9 operations per second, color).
-        read: 10^9 bytes per second.
-        left, right: ends of the lines, in operations per byte.
-        names: at which end of its line a label stands.
+        axes: where to draw.
+        peaks: {label: (10^9 operations per second, color)}.
+        read: memory bandwidth in 10^9 bytes per second.
+        left: left end of the lines in operations per byte.
+        right: right end of the lines in operations per byte.
+        names: end of a line at which its label stands, "left" or "right".
     """
     for label, (peak, color) in peaks.items():
         axes.plot([left, peak / read, right], [left * read, peak, peak], color=color, linewidth=1.5)
@@ -91,7 +100,7 @@ def limits(
 def roofline(
     figure: Any, peaks: Mapping[str, tuple[float, str]], read: float, points: Sequence[Point]
 ) -> None:
-    """Points under the limits of the machine; those of one label are drawn in one color, with one label."""
+    """Draw points under the limits of a machine; points with one label share a color and a legend entry."""
     axes = figure.add_axes((0.13, 0.13, 0.83, 0.72))
     left = min(0.5, *(point.intensity / 2 for point in points))
     right = max(1000.0, *(point.intensity * 2 for point in points))
@@ -99,12 +108,12 @@ def roofline(
     angle = {"rotation": math.degrees(math.atan(read)), "transform_rotates_text": True}
     axes.text(1.2 * left, 1.4 * read * left, f"{read:.0f} GB/s", rotation_mode="anchor", **angle)
     for label in dict.fromkeys(point.label for point in points):
-        alike = [point for point in points if point.label == label]
+        group = [point for point in points if point.label == label]
         axes.plot(
-            [point.intensity for point in alike],
-            [point.rate for point in alike],
+            [point.intensity for point in group],
+            [point.rate for point in group],
             "o",
-            color=alike[0].color,
+            color=group[0].color,
             markersize=5,
             alpha=0.8,
             label=label,
@@ -116,7 +125,7 @@ def roofline(
 
 
 def open_figure(bars: int, width: float, title: str, caption: str) -> Figure:
-    """An empty figure, as high as so many horizontal bars need."""
+    """Return an empty figure that is high enough for this number of horizontal bars."""
     from matplotlib.figure import Figure  # not pyplot: no display, no global state
 
     figure = Figure(figsize=(width, 1.3 + 0.5 * bars), dpi=150, layout="constrained")
@@ -128,7 +137,7 @@ def open_figure(bars: int, width: float, title: str, caption: str) -> Figure:
 
 
 def bare(axes: Axes) -> None:
-    """Take away what does not carry numbers."""
+    """Remove the parts of the axes that carry no numbers."""
     axes.tick_params(axis="y", length=0)
     axes.tick_params(axis="x", labelsize=8, color="#bbbbbb")
     axes.spines[["top", "right", "left"]].set_visible(False)
@@ -138,7 +147,7 @@ def bare(axes: Axes) -> None:
 
 
 def svg(figure: Any, name: str) -> str:
-    """The drawing as an element of a page: letters stay letters, and nothing of it is elsewhere; ids begin with `name`."""
+    """Return the figure as an SVG element for a page, with text as text and without external files; ids begin with `name`."""
     import matplotlib
 
     style: Any = {"svg.fonttype": "none", "svg.hashsalt": name, "font.family": "sans-serif"}
@@ -149,4 +158,6 @@ def svg(figure: Any, name: str) -> str:
     text = re.sub(r"<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)
     text = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", text)
     opening, rest = text.split(">", 1)
-    return re.sub(r' (?:width|height)="[^"]*"', "", opening) + ">" + rest  # as wide as the page has room for
+    return (
+        re.sub(r' (?:width|height)="[^"]*"', "", opening) + ">" + rest
+    )  # without a size it fills the width of the page

@@ -1,4 +1,4 @@
-"""Text generation, eager against accelerated, side by side in one process: each system has its own copy of the model."""
+"""Compare text generation of PyTorch (eager) and accelerated models in one process; each system has a copy of the model."""
 
 from __future__ import annotations
 
@@ -26,22 +26,31 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 EAGER = ("float32", "bfloat16")
-# Those that read fewer bytes per token than float32: what makes generation fast.
+# The dtypes that read fewer bytes per token than float32, which makes generation fast.
 DEFAULT_DTYPES = tuple(dtype for dtype in DTYPES if dtype not in ("auto", "float32"))
 
 
 @dataclass(frozen=True)
 class Result:
-    """One system on the workload; all rates are per second and for the whole batch.
+    """The results of one system.
 
-    prefill, decode: tokens of the prompts until the first token; new tokens after the first one. Medians over the rounds.
-    first: seconds to the first token. step: seconds per token of each row after it, the mean of a call.
-    first_speedup, step_speedup: against the faster eager system, paired inside each round.
-    flops_share: of the measured arithmetic peak of this dtype, that the prefill's linear layers reached.
-    read_share: of the measured read bandwidth, that the decode's weights took. Both None without the kernels that measure.
-    peak_bytes: the most by which resident memory rose, from before the system's copy of the model was made to after its first
-        call; None if unknown.
-    ready_seconds: from the call of accelerate_for_cpu to the end of the first call.
+    Attributes:
+        system: name of the system.
+        eager: True for PyTorch (eager).
+        prefill: tokens/s of the prompts until the first new token, for the whole batch; median over the rounds.
+        decode: tokens/s after the first new token, for the whole batch; median over the rounds.
+        first: seconds to the first token.
+        step: seconds per token of a row after the first token; mean of a call.
+        first_speedup: speedup of `first` over the faster eager system, paired within each round.
+        step_speedup: speedup of `step` over the faster eager system, paired within each round.
+        step_bytes: bytes of weights that a token reads.
+        flops_share: FLOP/s of the linear layers in prefill, as a share of the measured peak of this dtype; None without the native
+            kernels, which measure the peak.
+        read_share: bytes of weights per second in decode, as a share of the measured read bandwidth; None without these kernels.
+        peak_bytes: maximum rise of resident memory from before the copy of the model to the end of its first call; None if
+            unknown.
+        ready_seconds: seconds from the call of `accelerate_for_cpu` to the end of the first call.
+        runs: the measured calls.
     """
 
     system: str
@@ -60,7 +69,7 @@ class Result:
     runs: tuple[Generated, ...]
 
     def to_dict(self) -> dict[str, object]:
-        """Plain JSON values."""
+        """Return plain JSON values."""
         return asdict(self)
 
 
@@ -89,16 +98,22 @@ def measure(
     on_stage: Callable[[str], None] = lambda stage: None,
     on_burst: Callable[[str], None] = lambda system: None,
 ) -> list[Result]:
-    """Measure eager and accelerated copies of one model, interleaved; eager ones come first.
+    """Measure eager and accelerated copies of one model, interleaved.
 
     Args:
-        dtypes: as `accelerate_for_cpu` takes them.
-        eager: of EAGER, at least one.
-        repeats: rounds; each system generates once per round, after a call of two tokens that is not counted.
-        threads: as in CPUAccelConfig; applied by the caller before, so that eager runs on as many.
-        on_stage, on_burst: progress callbacks, with a description and with a system's name.
+        workload: the model, and the number of tokens.
+        dtypes: dtypes for `accelerate_for_cpu`.
+        eager: eager dtypes, at least one of `EAGER`.
+        repeats: number of rounds. Each system generates once per round, after a call of two tokens that is not counted.
+        threads: as in `CPUAccelConfig`. The caller applies it before, so that eager runs on as many threads.
+        on_stage: called with a description of each stage.
+        on_burst: called with the name of a system after each of its calls.
 
-    Raises ValueError if the copies do not fit in memory together.
+    Returns:
+        One result per system, eager systems first.
+
+    Raises:
+        ValueError: the copies do not fit in memory together.
     """
     on_stage(f"loading {workload.title}")
     original = workload.build()
@@ -113,17 +128,17 @@ def measure(
         with PeakMemory() as memory:
             model = copy.deepcopy(original) if is_eager else workload.to_accelerate(original)
             if dtype == "float32":
-                nn.Module.float(model)  # transformers' own float() refuses what a GGUF file was unpacked to
+                nn.Module.float(model)  # float() of transformers rejects models from GGUF files
             start = time.perf_counter()
             if not is_eager:
-                # The copy is never restored, so nothing is kept for it.
+                # The copy is never restored, so its original weights are dropped.
                 accelerate_for_cpu(model, dtype=dtype, threads=threads, originals="drop")
             generate(model, inputs, workload.new)
             ready = time.perf_counter() - start
         plan = explain(model)
         step_bytes = needs.step_bytes(left_dtype(model), plan.packed_dtypes)
-        served = dtype if is_eager else plan.dtype  # what "auto" came to
-        systems.append(_System(name, model, served, is_eager, step_bytes, memory.peak_bytes, ready, []))
+        resolved = dtype if is_eager else plan.dtype  # the dtype that "auto" stands for
+        systems.append(_System(name, model, resolved, is_eager, step_bytes, memory.peak_bytes, ready, []))
     del original, model
     on_stage("measuring")
     before = _peaks(threads)
@@ -149,7 +164,7 @@ def _results(
     for system in systems:
         first, step = system.timing("first"), system.timing("step")
         flops_share = read_share = None
-        if probes:  # the machine was at its limits at its better moment
+        if probes:  # the limits of the machine are those of the better probe
             peak = max(peak_of(peaks, system.dtype) for peaks in probes)
             bandwidth = max(peaks.read_bandwidth for peaks in probes)
             flops_share = needs.first_flops / first.seconds.value / (peak * 1e9)
@@ -177,7 +192,7 @@ def _results(
 
 def _check_memory(model: PreTrainedModel, dtypes: Sequence[str], eager: Sequence[str]) -> None:
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    # Tables of embeddings stay beside packed weights.
+    # Embedding tables are not packed.
     table = max(parameter.nbytes for parameter in model.parameters())
     needed = sum(parameters * torch.empty(0, dtype=getattr(torch, dtype)).element_size() for dtype in eager)
     for dtype in dtypes:
@@ -186,8 +201,8 @@ def _check_memory(model: PreTrainedModel, dtypes: Sequence[str], eager: Sequence
     available = psutil.virtual_memory().available
     if needed > available:
         raise ValueError(
-            f"the copies for {len(dtypes)} dtypes and {len(eager)} eager systems need some {needed / 1e9:.1f} GB, "
-            f"{available / 1e9:.1f} GB are available; name fewer in --dtypes, or --eager bfloat16"
+            f"the copies for {len(dtypes)} dtypes and {len(eager)} eager systems need about {needed / 1e9:.1f} GB, but "
+            f"{available / 1e9:.1f} GB are available; pass fewer --dtypes, or --eager bfloat16"
         )
 
 

@@ -1,4 +1,4 @@
-"""How `hf-cpu-accel bench --task text-generation` shows its results: a table and a chart."""
+"""The table and the chart of `hf-cpu-accel bench --task text-generation`."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
 
 _HEADINGS = (
     "system",
-    "prefill\ntok/s",
-    "of\npeak",
-    "decode\ntok/s",
-    "of\nmemory",
+    "prefill\ntokens/s",
+    "of peak\nFLOP/s",
+    "decode\ntokens/s",
+    "of peak\nGB/s",
     "decode\nspeedup",
-    "first\nms",
+    "TTFT\nms",
     "peak\nMB",
 )
 
 
 def table(results: Sequence[Result], title: str, caption: str) -> Table:
-    """One row per system, 80 columns wide."""
+    """Return a table with one row per system, at most 80 columns wide."""
     out = results_table(_HEADINGS, title, caption)
     for result in results:
         out.add_row(
@@ -46,19 +46,23 @@ def table(results: Sequence[Result], title: str, caption: str) -> Table:
 
 
 def rate(per_second: float) -> str:
-    """Three significant digits."""
+    """Format a rate with up to three significant digits."""
     return f"{per_second:.{0 if per_second >= 100 else 1 if per_second >= 10 else 2}f}"
 
 
 def share(value: float | None) -> str:
-    """Of a measured limit, in per cent; `-` if there was none to compare with."""
+    """Format a share of a measured limit in percent; `-` if there is no limit."""
     return "-" if value is None else f"{value:.0%}"
 
 
 def write_chart(path: Path, results: Sequence[Result], title: str, caption: str) -> None:
-    """Tokens per second of decode and of prefill as horizontal bars, a mark where the machine's limit lies.
+    """Write a chart of tokens/s in decode and prefill as horizontal bars, with marks at the limits of the machine.
 
-    The suffix of `path` is one of `report.CHART_SUFFIXES`.
+    Args:
+        path: the file, whose suffix is one of `report.CHART_SUFFIXES`.
+        results: the results of `generation_measure.measure`.
+        title: title of the chart.
+        caption: text below the chart.
     """
     figure = open_figure(len(results), width=10, title=title, caption=caption)
     decode, prefill = figure.subplots(1, 2, sharey=True)
@@ -68,7 +72,7 @@ def write_chart(path: Path, results: Sequence[Result], title: str, caption: str)
         [result.decode for result in results],
         [result.read_share for result in results],
         [result.step_speedup.value for result in results],
-        "decode, tokens per second (mark: what memory allows)",
+        "decode, tokens/s (mark: limit by memory bandwidth)",
     )
     _bars(
         prefill,
@@ -76,7 +80,7 @@ def write_chart(path: Path, results: Sequence[Result], title: str, caption: str)
         [result.prefill for result in results],
         [result.flops_share for result in results],
         [result.first_speedup.value for result in results],
-        "prefill, tokens per second (mark: what arithmetic allows)",
+        "prefill, tokens/s (mark: limit by peak FLOP/s)",
     )
     decode.set_yticks(range(len(results)), [result.system for result in results])
     decode.invert_yaxis()

@@ -1,4 +1,4 @@
-"""What `hf-cpu-accel bench --task text-generation` runs: a model that writes, a prompt, and how much it is to write."""
+"""The workload of `hf-cpu-accel bench --task text-generation`: a model, its prompts, and the number of new tokens."""
 
 from __future__ import annotations
 
@@ -21,9 +21,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Workload:
-    """One model, decoder-only or encoder-decoder, that generates `new` tokens after prompts of `prompt` tokens.
+    """A decoder-only or encoder-decoder model that generates `new` tokens after prompts of `prompt` tokens.
 
-    blocks: what loads the weights of a GGUF file as they are.
+    Attributes:
+        title: name of the model.
+        batch: number of prompts.
+        prompt: tokens per prompt.
+        new: tokens to generate per prompt.
+        load: loads the model.
+        blocks: loads a GGUF file with its weights in blocks; None for other models.
     """
 
     title: str
@@ -35,7 +41,7 @@ class Workload:
 
     @property
     def facts(self) -> dict[str, object]:
-        """What names the workload in results."""
+        """Return the description of the workload for JSON."""
         return {
             "model": self.title,
             "task": TEXT_GENERATION,
@@ -48,21 +54,22 @@ class Workload:
         return f"{self.title}, {TEXT_GENERATION}, {self.batch} x {self.prompt} tokens, {self.new} new"
 
     def build(self) -> PreTrainedModel:
-        """The model in bfloat16 with a language modeling head, in eval mode, set to plain greedy search."""
+        """Load the model in bfloat16 with a language modeling head, in eval mode, set to plain greedy search."""
         model = self.load()
         plain_greedy(model)
         return model
 
     def to_accelerate(self, eager: PreTrainedModel) -> PreTrainedModel:
-        """Return what is accelerated beside `eager`, which `build` has built."""
+        """Return the model to accelerate and compare with `eager`, the result of `build`."""
         model: PreTrainedModel = model_to_accelerate(eager, self.blocks)
         plain_greedy(model)
         return model
 
     def inputs(self, model: PreTrainedModel, seed: int = 0) -> dict[str, Tensor]:
-        """Random token ids and a full attention mask, both int64 [batch, prompt]; the same for the same seed.
+        """Return random token ids and a full attention mask, both int64 [batch, prompt], the same for the same seed.
 
-        Raises ValueError if the model has no positions for so many tokens.
+        Raises:
+            ValueError: the model has fewer positions than tokens.
         """
         config = model.config.get_text_config()
         limit = getattr(config, "max_position_embeddings", None)
@@ -71,7 +78,7 @@ class Workload:
             raise ValueError(
                 f"prompt={self.prompt}, new={self.new}: the model has positions for {limit} tokens; pass fewer"
             )
-        # Published vocabularies keep the special tokens in the first ids.
+        # In published vocabularies the special tokens have the first ids.
         low = min(1000, config.vocab_size // 2)
         generator = torch.Generator().manual_seed(seed)
         ids = torch.randint(low, config.vocab_size, (self.batch, self.prompt), generator=generator)
@@ -79,13 +86,14 @@ class Workload:
 
 
 def workload(model: str | None, random_config: str | None, batch: int, prompt: int, new: int) -> Workload:
-    """Check the arguments of the command line and make the workload; loads no weights yet.
+    """Check the arguments of the command line and return the workload. No weights are loaded.
 
-    Raises ValueError naming the argument and the remedy.
+    Raises:
+        ValueError: a wrong argument; the message contains the remedy.
     """
     title = source_title(model, random_config)
     if new < 2:
-        raise ValueError(f"new={new}: two tokens are the fewest that have a time between them")
+        raise ValueError(f"new={new}: pass 2 or more; the time per token is measured after the first token")
     if random_config is not None:
         name, head = random_config, auto_class(random_models.config(random_config), random_config)
         return Workload(
@@ -97,9 +105,11 @@ def workload(model: str | None, random_config: str | None, batch: int, prompt: i
 
 
 def load(model: str) -> PreTrainedModel:
-    """A published or local model that generates text, in bfloat16.
+    """Load a published or local model that generates text, in bfloat16.
 
-    Raises OSError if there is no such model, ValueError if it does not generate.
+    Raises:
+        OSError: no such model.
+        ValueError: the model does not generate text.
     """
     from transformers import AutoConfig
 
@@ -110,9 +120,14 @@ def load(model: str) -> PreTrainedModel:
 
 
 def auto_class(config: PreTrainedConfig, name: str) -> str:
-    """The transformers auto class that gives a model of this configuration its language modeling head.
+    """Return the name of the transformers auto class with a language modeling head for this configuration.
 
-    Raises ValueError if it has none that generates; `name` is how the message calls the model.
+    Args:
+        config: configuration of the model.
+        name: name of the model for the message.
+
+    Raises:
+        ValueError: the model does not generate text.
     """
     from transformers.models.auto import modeling_auto
 
@@ -121,5 +136,5 @@ def auto_class(config: PreTrainedConfig, name: str) -> str:
     if type(config) in modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING:
         return "AutoModelForCausalLM"
     raise ValueError(
-        f"{name} is a {config.model_type} model, which does not generate text; give another task"
+        f"{name} is a {config.model_type} model, which does not generate text; pass another model or --task"
     )

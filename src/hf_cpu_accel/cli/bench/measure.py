@@ -1,4 +1,4 @@
-"""Eager against accelerated, side by side in one process: each system has its own copy of the model."""
+"""Compare PyTorch (eager) with accelerated models in one process; each system has a copy of the model."""
 
 from __future__ import annotations
 
@@ -14,19 +14,22 @@ from hf_cpu_accel.cli.bench.workload import Workload
 from hf_cpu_accel.measure import Agreement, Estimate, PeakMemory, Timing, compare, interleaved, speedup
 
 EAGER = "eager float32"
-# Long enough for several calls of all but the slowest models: the median of a burst then means something.
+# Long enough for several calls of all but the slowest models, whose median is then meaningful.
 _BURST_SECONDS = 0.1
 
 
 @dataclass(frozen=True)
 class Result:
-    """One system on the workload.
+    """The results of one system.
 
-    seconds: per forward call. speedup: against eager float32, paired inside each round.
-    agreement: against the outputs of eager float32.
-    peak_bytes: the most by which resident memory rose, from before the system's copy of the model was made to
-        after its first result; None if unknown.
-    ready_seconds: from the call of accelerate_for_cpu to the first result.
+    Attributes:
+        system: `EAGER` or a dtype.
+        seconds: seconds per forward call.
+        speedup: speedup over eager float32, paired within each round.
+        agreement: difference of the outputs from those of eager float32.
+        peak_bytes: maximum rise of resident memory from before the copy of the model to its first result; None if unknown.
+        ready_seconds: seconds from the call of `accelerate_for_cpu` to the first result.
+        timing: the measured times.
     """
 
     system: str
@@ -54,13 +57,18 @@ def measure(
     on_stage: Callable[[str], None] = lambda stage: None,
     on_burst: Callable[[str], None] = lambda system: None,
 ) -> list[Result]:
-    """Measure eager float32 and each accelerated dtype, interleaved; the first result is eager.
+    """Measure eager float32 and each accelerated dtype, interleaved.
 
     Args:
-        dtypes: as `accelerate_for_cpu` takes them.
-        repeats: rounds; each system runs one burst per round.
-        threads: as in CPUAccelConfig; applied by the caller before, so that eager runs on as many.
-        on_stage, on_burst: progress callbacks, with a description and with a system's name.
+        workload: the model and its inputs.
+        dtypes: dtypes for `accelerate_for_cpu`.
+        repeats: number of rounds; each system runs one burst of calls per round.
+        threads: as in `CPUAccelConfig`. The caller applies it before, so that eager runs on as many threads.
+        on_stage: called with a description of each stage.
+        on_burst: called with the name of a system after each of its bursts.
+
+    Returns:
+        One result per system, eager first.
     """
     on_stage(f"loading {workload.title}")
     original = workload.build()

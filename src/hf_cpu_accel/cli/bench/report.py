@@ -1,4 +1,4 @@
-"""How `hf-cpu-accel bench` shows its results: a table, JSON and a chart."""
+"""The table, the JSON file and the chart of `hf-cpu-accel bench`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hf_cpu_accel.cli.tables import colored_ratio, interval, milliseconds, resul
 
 _HEADINGS = (
     "system",
-    "median\nms",
+    "latency\nms",
     "95 %\ninterval",
     "speedup",
     "worst row\ncosine",
@@ -27,7 +27,7 @@ CHART_SUFFIXES = (".png", ".svg", ".pdf")
 
 
 def table(results: Sequence[Result], title: str, caption: str) -> Table:
-    """One row per system, 80 columns wide; a system slower than eager is named so in its own row."""
+    """Return a table with one row per system, at most 80 columns wide; rows of systems slower than eager say "slower"."""
     out = results_table(_HEADINGS, title, caption)
     for result in results:
         eager = result.system == EAGER
@@ -45,17 +45,24 @@ def table(results: Sequence[Result], title: str, caption: str) -> Table:
 
 
 def document(results: Sequence[Any], context: dict[str, object]) -> dict[str, object]:
-    """`context` (machine, workload, settings) and the `to_dict()` of each result, as plain values; seconds and bytes."""
+    """Return `context` (machine, workload, settings) and the `to_dict()` of each result, in seconds and bytes."""
     return {**context, "systems": [result.to_dict() for result in results]}
 
 
 def write_json(path: Path, results: Sequence[Any], context: dict[str, object]) -> None:
-    """What `document` gives."""
+    """Write `document(results, context)` as JSON."""
     path.write_text(json.dumps(document(results, context), indent=2) + "\n", encoding="utf-8")
 
 
 def write_chart(path: Path, results: Sequence[Result], title: str, caption: str) -> None:
-    """Median latency as horizontal bars with their intervals; the suffix is one of CHART_SUFFIXES."""
+    """Write a chart of median latencies as horizontal bars with their intervals.
+
+    Args:
+        path: the file, whose suffix is one of `CHART_SUFFIXES`.
+        results: the results of `measure.measure`.
+        title: title of the chart.
+        caption: text below the chart.
+    """
     figure = open_figure(len(results), width=8, title=title, caption=caption)
     latency_bars(figure, results)
     figure.savefig(path)

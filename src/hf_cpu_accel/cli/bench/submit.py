@@ -1,4 +1,4 @@
-"""The file that `hf-cpu-accel bench --submit` writes: what others need to read these numbers, for attaching to an issue."""
+"""The file that `hf-cpu-accel bench --submit` writes for an issue: the results and the facts needed to interpret them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rich.table import Table
 
 from hf_cpu_accel.cli.bench.report import document
 
-# Of what `doctor` finds; the rest is about this installation: folders, memory in use.
+# The checks of `doctor` that describe the machine. The other ones are about the installation: folders, memory in use.
 _CHECKS = (
     "kernels",
     "instruction tier",
@@ -30,7 +30,7 @@ _WIDTH = 100
 
 
 def path_for(cpu: str, workload: Mapping[str, object]) -> Path:
-    """Where the file goes, in the working folder: named for the CPU and the model."""
+    """Return the path of the file in the working folder, named after the CPU and the model."""
     words = f"{cpu} {workload['model']}".replace("(R)", "").replace("(TM)", "")
     return Path(f"hf-cpu-accel-{re.sub(r'[^A-Za-z0-9.]+', '-', words).strip('-').lower()}.md")
 
@@ -42,15 +42,18 @@ def write(
     context: dict[str, object],
     report: dict[str, Any],
 ) -> None:
-    """Markdown: the machine, the table as the terminal shows it, and everything as JSON.
+    """Write Markdown: the machine, the table of the terminal, and all results as JSON.
 
     Args:
-        context: as `report.document` takes it.
-        report: of `doctor.collect`.
+        path: the file.
+        table: the table of the results.
+        results: the results.
+        context: machine, workload and settings, as for `report.document`.
+        report: the report of `doctor.collect`.
     """
-    found = {check["name"]: check["value"] for check in report["checks"]}
+    values = {check["name"]: check["value"] for check in report["checks"]}
     versions = ", ".join(f"{name} {number}" for name, number in report["versions"].items() if number)
-    rows = [(name, found[name]) for name in _CHECKS if name in found]
+    rows = [(name, values[name]) for name in _CHECKS if name in values]
     rows += [("versions", versions), ("date", context["date"]), ("command", f"`{context['command']}`")]
     text = io.StringIO()
     Console(file=text, width=_WIDTH, color_system=None).print(table)
@@ -79,6 +82,6 @@ def write(
 
 
 def _flags(report: Mapping[str, Any]) -> list[str]:
-    """Instruction sets of the CPU, and nothing else that it says of itself."""
+    """Return the CPU flags that name instruction sets."""
     kinds = re.compile(r"avx|amx|fma|f16c|sse4|asimd|neon|sve|sme|bf16|i8mm|fphp")
     return [flag for flag in (report["cpu"] or {}).get("flags", ()) if kinds.match(flag)]

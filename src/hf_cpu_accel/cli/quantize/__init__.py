@@ -1,1 +1,1 @@
-"""`hf-cpu-accel quantize`: what each linear loses by fewer bits, mixes of them, and the packed folder."""
+"""`hf-cpu-accel quantize`: measure the loss of each linear in fewer bits, propose mixed dtypes, and write the packed folder."""

@@ -1,4 +1,4 @@
-"""`hf-cpu-accel quantize`: pack a model in 4 or 8 bits, with examples if there are any, and report what that costs it."""
+"""`hf-cpu-accel quantize`: pack a model in 4 or 8 bits, calibrated on a text if there is one, and report the loss."""
 
 from __future__ import annotations
 
@@ -19,53 +19,63 @@ if TYPE_CHECKING:
     from hf_cpu_accel.cli.quantize.report import Report
     from hf_cpu_accel.config import CPUAccelConfig
 
-# torch and everything on it is imported inside the command: `hf-cpu-accel --help` must not wait for it.
+# The command imports torch when it runs, so that `hf-cpu-accel --help` does not wait for it.
 
-# For a dtype, those that a mix may have besides.
+# {dtype: further dtypes that a mix of it may contain}
 _FINER = {"int4": ("int8", "bfloat16"), "int8": ("bfloat16",)}
-_WINDOW = 128  # tokens of an example to measure on
+_WINDOW = 128  # tokens per example of the measurement
 _PICTURE = "quantization.png"
 
 
 def quantize(
     model: Annotated[str, typer.Argument(help="Model id or local folder.", show_default=False)],
     folder: Annotated[
-        Path | None, typer.Argument(help="The folder to write; none: only report.", show_default=False)
+        Path | None,
+        typer.Argument(help="Folder to write; without it, only report.", show_default=False),
     ] = None,
-    dtype: Annotated[str, typer.Option(help="int4 or int8.")] = "int4",
+    dtype: Annotated[str, typer.Option(help="dtype of the packed weights: int4 or int8.")] = "int4",
     calibration: Annotated[
         Path | None,
         typer.Option(
-            help="A text: int4 weights are rounded for it, and the report is measured on it.",
+            help="Text file for calibration of int4 weights; the report is measured on it.",
             show_default=False,
         ),
     ] = None,
-    report: Annotated[bool, typer.Option("--report", help="Tell what each linear loses.")] = False,
+    report: Annotated[
+        bool, typer.Option("--report", help="Report the loss of each linear; needs matplotlib.")
+    ] = False,
     size: Annotated[
         float | None,
-        typer.Option(min=0, help="MB that the linears may take: propose mixed bits.", show_default=False),
+        typer.Option(
+            min=0, help="Propose mixed dtypes for linears of at most this many MB.", show_default=False
+        ),
     ] = None,
     accuracy: Annotated[
         float | None,
         typer.Option(
-            help="Propose mixed bits for a loss of -log of this at most, 0.99 for one per cent.",
+            help="Propose mixed dtypes for a loss of at most -log(ACCURACY); 0.99 is a loss of 1 %.",
             show_default=False,
         ),
     ] = None,
     picture: Annotated[
         Path | None,
-        typer.Option(help=f"Of the report [default: {_PICTURE} in FOLDER, or here].", show_default=False),
+        typer.Option(
+            help=f"File for the chart of the report [default: {_PICTURE} in FOLDER or the working folder].",
+            show_default=False,
+        ),
     ] = None,
     json: Annotated[
-        Path | None, typer.Option(help="Write the report as JSON, too.", show_default=False)
+        Path | None, typer.Option(help="Write the report as JSON to this file.", show_default=False)
     ] = None,
-    int4_group: Annotated[int, typer.Option(help="As for pack.")] = 32,
+    int4_group: Annotated[
+        int, typer.Option(help="Group size of int4: input features that share a scale; 32, 64 or 128.")
+    ] = 32,
     tokens: Annotated[
-        int, typer.Option(min=1, help="Of the text, how many the report is measured on.")
+        int, typer.Option(min=1, help="Number of tokens of the text to measure the report on.")
     ] = 4096,
     threads: Annotated[int | None, options.threads()] = None,
 ) -> None:
-    """Quantize a model of transformers that reads text, and write it as `pack` does.
+    """Quantize a transformers model that reads text, and write its packed weights, config and tokenizer like `pack`.
 
     hf-cpu-accel quantize HuggingFaceTB/SmolLM2-360M-Instruct ./smollm2-int4 --calibration some.txt --report
     """
@@ -78,28 +88,30 @@ def quantize(
     try:
         settings = _settings(dtype, int4_group, folder, model, size, accuracy)
         text = _text(calibration)
-        wanted = report or any(value is not None for value in (size, accuracy, picture, json))
-        picture = _picture(picture, folder) if wanted else None
+        reports = report or any(value is not None for value in (size, accuracy, picture, json))
+        picture = _picture(picture, folder) if reports else None
     except (ValueError, OSError) as error:
         raise typer.BadParameter(str(error)) from error
     if folder is None and picture is None:
-        raise typer.BadParameter("nothing to do: give a FOLDER to write, or --report")
+        raise typer.BadParameter("nothing to do: pass a FOLDER to write, or --report")
     apply_threads(threads)
     console = Console(highlight=False)
     try:
         start = time.perf_counter()
         loaded, tokenizer = _load(model, console)
         seconds = time.perf_counter() - start
-        found = None
+        results = None
         if picture is not None:
-            found = _measured(loaded, tokenizer, text, settings, calibration is not None, tokens, console)
-            found = _with_proposal(found, model, size, accuracy)
-            _print(found, wide_console(), picture, json)
-            if found.asked and found.chosen is None:
-                raise ValueError(f"no mix has {found.asked}, and nothing is written")
+            results = _measure(loaded, tokenizer, text, settings, calibration is not None, tokens, console)
+            results = _with_proposal(results, model, size, accuracy)
+            _print(results, wide_console(), picture, json)
+            if results.asked and results.chosen is None:
+                raise ValueError(
+                    f"no mix of dtypes has {results.asked}, so nothing is written; pass a larger --size or a lower --accuracy"
+                )
         if folder is not None:
             rounding = _rounding(text, tokenizer, settings, calibration is not None)
-            mixed = {} if found is None or found.chosen is None else {"dtypes": found.exceptions()}
+            mixed = {} if results is None or results.chosen is None else {"dtypes": results.exceptions()}
             write(
                 console,
                 model,
@@ -126,28 +138,31 @@ def _settings(
     from hf_cpu_accel.frontends.gguf import split_path
 
     if dtype not in _FINER:
-        raise ValueError(f"--dtype {dtype}: accepted are {' and '.join(_FINER)}")
+        raise ValueError(f"--dtype {dtype} is not supported; accepted are {' and '.join(_FINER)}")
     if split_path(model) is not None:
-        raise ValueError(
-            f"{model} is quantized already: use `pack`, or quantize the model that it was made of"
-        )
+        raise ValueError(f"{model} is already quantized: use `pack`, or quantize the original model")
     if folder is not None:
         check_folder(model, folder)
     if size is not None and accuracy is not None:
-        raise ValueError("--size and --accuracy: give one of them")
+        raise ValueError(f"--size {size:g} and --accuracy {accuracy:g} exclude each other: pass one of them")
     if accuracy is not None and not 0 < accuracy < 1:
         raise ValueError(f"--accuracy {accuracy}: expected more than 0 and less than 1, such as 0.99")
     return CPUAccelConfig(dtype=dtype, int4_group=int4_group)
 
 
 def _text(calibration: Path | None) -> str:
-    """The file, or sentences that are there where there is none."""
+    """Return the text of the file, or built-in sentences without a file.
+
+    Raises:
+        ValueError: the file is empty.
+        OSError: the file cannot be read.
+    """
     from importlib import resources
 
     if calibration is not None:
         text = calibration.read_text(encoding="utf-8")
         if not text.strip():
-            raise ValueError(f"--calibration {calibration}: there is no text in it")
+            raise ValueError(f"--calibration {calibration} is empty: expected a file with text")
         return text
     return resources.files("hf_cpu_accel.cli").joinpath("demo_sentences.txt").read_text(encoding="utf-8")
 
@@ -157,14 +172,14 @@ def _picture(picture: Path | None, folder: Path | None) -> Path:
 
     path = picture or (folder or Path()) / _PICTURE
     if path.suffix not in CHART_SUFFIXES:
-        raise ValueError(f"--picture {path}: accepted endings are {', '.join(CHART_SUFFIXES)}")
+        raise ValueError(f"--picture {path}: accepted suffixes are {', '.join(CHART_SUFFIXES)}")
     if importlib.util.find_spec("matplotlib") is None:
         raise ValueError("--report needs matplotlib: pip install matplotlib")
     return path
 
 
 def _load(model: str, console: Console) -> tuple[Any, Any]:
-    """The model, without gradients, and its tokenizer."""
+    """Load the model, without gradients, and its tokenizer."""
     from transformers import AutoTokenizer
 
     from hf_cpu_accel.cli.pack import load
@@ -174,11 +189,11 @@ def _load(model: str, console: Console) -> tuple[Any, Any]:
 
 
 def _rounding(text: str, tokenizer: Any, settings: CPUAccelConfig, calibrated: bool) -> dict[str, Any]:
-    """The options by which weights are rounded for the text."""
+    """Return the options of `accelerate_for_cpu` that calibrate weights on the text."""
     return {"calibration": [text], "tokenizer": tokenizer} if calibrated and settings.dtype == "int4" else {}
 
 
-def _measured(
+def _measure(
     model: Any,
     tokenizer: Any,
     text: str,
@@ -187,11 +202,11 @@ def _measured(
     tokens: int,
     console: Console,
 ) -> Report:
-    """What each linear loses in `settings.dtype`, and what mixes would."""
+    """Measure the loss of each linear in `settings.dtype` and in mixes of dtypes."""
     from rich.progress import Progress
 
     from hf_cpu_accel.api import accelerated
-    from hf_cpu_accel.cli.quantize.measure import Answers, measure, packed_linears, steps
+    from hf_cpu_accel.cli.quantize.measure import ReferenceOutputs, measure, packed_linears, steps
     from hf_cpu_accel.cli.quantize.mix import mixes
     from hf_cpu_accel.cli.quantize.report import Report
     from hf_cpu_accel.rewrite.core.calibration import calibration_examples
@@ -203,9 +218,9 @@ def _measured(
     fields: dict[str, Any] = {"int4_group": settings.int4_group, "originals": "memory"}
     rounding = _rounding(text, tokenizer, settings, calibrated)
     model.float()
-    answers = Answers(model, calls)
+    reference = ReferenceOutputs(model, calls)
     with accelerated(model, dtype=dtype, **fields, **rounding):
-        packed, whole = {dtype: packed_linears(model)}, answers.loss(model)
+        packed, model_loss = {dtype: packed_linears(model)}, reference.loss(model)
     for finer in _FINER[dtype]:
         with accelerated(model, dtype=finer, **fields):
             packed[finer] = packed_linears(model)
@@ -213,8 +228,8 @@ def _measured(
         bar = progress.add_task("measuring each linear", total=steps(calls))
         losses = measure(model, calls, packed, lambda: progress.advance(bar))
     model.to(loaded_as)
-    unit = "nats" if answers.of_logits else "1 - cosine"
-    return Report("", dtype, unit, whole, losses, mixes(losses), None, "")
+    unit = "nats" if reference.of_logits else "1 - cosine"
+    return Report("", dtype, unit, model_loss, losses, mixes(losses), None, "")
 
 
 def _with_proposal(report: Report, model: str, size: float | None, accuracy: float | None) -> Report:
@@ -227,7 +242,7 @@ def _with_proposal(report: Report, model: str, size: float | None, accuracy: flo
         return replace(report, title=title)
     loss = None if accuracy is None else -math.log(accuracy)
     asked = f"at most {size:g} MB" if size is not None else f"accuracy {accuracy:g}"
-    chosen = proposal(report.found, nbytes=None if size is None else size * 1e6, loss=loss)
+    chosen = proposal(report.mixes, nbytes=None if size is None else size * 1e6, loss=loss)
     return replace(report, title=title, chosen=chosen, asked=asked)
 
 

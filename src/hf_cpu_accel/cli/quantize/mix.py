@@ -1,4 +1,4 @@
-"""Mixed bits: which linears get a finer dtype first, so that what is lost by a byte that is saved is least."""
+"""Choose mixed dtypes: linears get a finer dtype in the order of the loss that a byte removes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ class Mix:
 
     Attributes:
         dtypes: {path: dtype}.
-        loss: estimated, the sum over the linears.
+        nbytes: size of all packed weights in bytes.
+        loss: estimated loss, the sum over the linears.
     """
 
     dtypes: dict[str, str]
@@ -23,10 +24,10 @@ class Mix:
 
 
 def mixes(linears: Sequence[LinearLosses]) -> list[Mix]:
-    """From all in their coarsest dtype to all in the one that loses least; each has one linear finer than the one before.
+    """Return mixes from all linears in their coarsest dtype to all in the dtype with the least loss.
 
-    The next is always the step that gains most for its bytes, among those that no mixture of two others beats (the lower hull of
-    each linear), so each mix is the best of its size.
+    Each mix has one linear in a finer dtype than the mix before: the one that removes most loss per byte, among the options on the
+    lower hull of (bytes, loss). So each mix has the least loss for its size.
     """
     chosen = {linear.path: _hull(linear)[0] for linear in linears}
     steps = [
@@ -34,19 +35,21 @@ def mixes(linears: Sequence[LinearLosses]) -> list[Mix]:
         for linear in linears
         for before, after in zip(_hull(linear), _hull(linear)[1:], strict=False)
     ]
-    found = [_mix(chosen)]
-    # Along a hull gains fall, so the order keeps the steps of one linear in theirs.
+    result = [_mix(chosen)]
+    # Gains fall along a hull, so sorting by gain preserves the order of the steps of one linear.
     for _, path, option in sorted(steps, key=lambda step: -step[0]):
         chosen[path] = option
-        found.append(_mix(chosen))
-    return found
+        result.append(_mix(chosen))
+    return result
 
 
-def proposal(found: Sequence[Mix], *, nbytes: float | None = None, loss: float | None = None) -> Mix | None:
-    """The mix with the least loss of at most `nbytes`, or the smallest of at most `loss`; None if there is none."""
+def proposal(
+    candidates: Sequence[Mix], *, nbytes: float | None = None, loss: float | None = None
+) -> Mix | None:
+    """Return the mix with the least loss within `nbytes`, or else the smallest mix with at most `loss`; None if none fits."""
     if nbytes is not None:
-        return next((mix for mix in reversed(found) if mix.nbytes <= nbytes), None)
-    return next((mix for mix in found if loss is None or mix.loss <= loss), None)
+        return next((mix for mix in reversed(candidates) if mix.nbytes <= nbytes), None)
+    return next((mix for mix in candidates if loss is None or mix.loss <= loss), None)
 
 
 def _mix(chosen: dict[str, Option]) -> Mix:
@@ -59,7 +62,7 @@ def _mix(chosen: dict[str, Option]) -> Mix:
 
 
 def _hull(linear: LinearLosses) -> list[Option]:
-    """The options that are worth their bytes, from small to large, each step with less gain for a byte than the one before."""
+    """Return the options on the lower hull of (bytes, loss), from small to large; each step gains less per byte than the last."""
     hull: list[Option] = []
     for option in sorted(linear.options.values(), key=lambda option: (option.nbytes, option.loss)):
         if hull and option.loss >= hull[-1].loss:
@@ -71,5 +74,5 @@ def _hull(linear: LinearLosses) -> list[Option]:
 
 
 def _gain(before: Option, after: Option) -> float:
-    """Loss that a byte takes away."""
+    """Return the loss that each further byte removes."""
     return (before.loss - after.loss) / (after.nbytes - before.nbytes)

@@ -1,4 +1,4 @@
-"""How `hf-cpu-accel quantize --report` shows what quantization costs: tables, JSON and a picture."""
+"""The report of `hf-cpu-accel quantize --report` about the loss by quantization: tables, JSON and a chart."""
 
 from __future__ import annotations
 
@@ -27,15 +27,17 @@ _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 
 @dataclass(frozen=True)
 class Report:
-    """
+    """Losses of a model and its linears by quantization.
+
     Attributes:
         title: model and dtype.
-        dtype: that is reported on; the others are what mixes may have besides.
-        unit: of losses, `"nats"` or `"1 - cosine"`.
-        measured: the loss of the whole model in `dtype`, measured on the examples; the losses of `linears` are estimated.
-        found: mixes, from the smallest to the one that loses least.
-        chosen: the one proposed; None where none fits, or none was asked for.
-        asked: what it was asked to fit, in words.
+        dtype: the dtype of the report; mixes may contain further dtypes.
+        unit: unit of losses, `"nats"` or `"1 - cosine"`.
+        measured: loss of the whole model in `dtype`, measured on the examples.
+        linears: estimated losses of the linears.
+        mixes: mixes of dtypes, from the smallest to the one with the least loss.
+        chosen: the proposed mix; None if none was requested or none fits.
+        asked: the requested limit in words; empty if none was requested.
     """
 
     title: str
@@ -43,40 +45,43 @@ class Report:
     unit: str
     measured: float
     linears: Sequence[LinearLosses]
-    found: Sequence[Mix]
+    mixes: Sequence[Mix]
     chosen: Mix | None
     asked: str
 
     @property
     def estimated(self) -> float:
+        """Return the estimated loss of the model in `dtype`: the sum over the linears."""
         return sum(linear.options[self.dtype].loss for linear in self.linears)
 
     def share(self, linear: LinearLosses) -> float:
+        """Return the share of a linear in the estimated loss, 0 to 1."""
         return linear.options[self.dtype].loss / max(self.estimated, 1e-30)
 
     def exceptions(self) -> dict[str, str]:
-        """{path: dtype} of the linears that are another dtype than the model's in the mix that is proposed."""
+        """Return {path: dtype} of the linears of the proposed mix whose dtype differs from that of the report."""
         chosen = {} if self.chosen is None else self.chosen.dtypes
         return {path: dtype for path, dtype in chosen.items() if dtype != self.dtype}
 
     def summary(self) -> str:
+        """Return the measured and the estimated loss as a sentence."""
         return (
-            f"loss of the answers, {self.unit}: {self.measured:.3g} measured on {self.dtype} as a whole; {self.estimated:.3g} "
-            "estimated as the sum over linears, each quantized alone (second order)"
+            f"loss of the outputs, {self.unit}: {self.measured:.3g} measured with the whole model in {self.dtype}; "
+            f"{self.estimated:.3g} estimated as the sum over linears, each quantized alone (second order)"
         )
 
 
 def kind(path: str) -> str:
-    """The path of a linear with `*` for its numbers."""
+    """Return the path of a linear with `*` for its numbers."""
     return _NUMBER.sub("*", path)
 
 
 def kinds_table(report: Report) -> Table:
-    """One row for the linears of one name in all layers, those with the largest share first."""
+    """Return a table with one row per name of linears in all layers, the largest share of the loss first."""
     groups: dict[str, list[LinearLosses]] = defaultdict(list)
     for linear in report.linears:
         groups[kind(linear.path)].append(linear)
-    table = results_table(["linears", "", "MB", "error", "worst", "loss", "share"])
+    table = results_table(["linears", "format", "MB", "mean error", "max error", "loss", "share"])
     for name, members in sorted(groups.items(), key=lambda group: -sum(map(report.share, group[1]))):
         options = [member.options[report.dtype] for member in members]
         forms = "/".join(sorted({option.form for option in options}))
@@ -93,21 +98,21 @@ def kinds_table(report: Report) -> Table:
 
 
 def worst_table(report: Report) -> Table:
-    """The linears that cost most, in each dtype."""
-    others = [dtype for dtype in report.linears[0].options if dtype != report.dtype]
-    headings = ["costs most", "error", "loss", "share", *(f"loss in {dtype}" for dtype in others)]
+    """Return a table of the linears with the largest losses, with their losses in each dtype."""
+    finer_dtypes = [dtype for dtype in report.linears[0].options if dtype != report.dtype]
+    headings = ["largest losses", "error", "loss", "share", *(f"loss in {dtype}" for dtype in finer_dtypes)]
     table = results_table(headings)
     for linear in sorted(report.linears, key=report.share, reverse=True)[:_WORST]:
         option = linear.options[report.dtype]
-        finer = [f"{linear.options[dtype].loss:.3g}" for dtype in others]
+        finer = [f"{linear.options[dtype].loss:.3g}" for dtype in finer_dtypes]
         share = f"{report.share(linear):.1%}"
         table.add_row(linear.path, f"{option.error:.2%}", f"{option.loss:.3g}", share, *finer)
     return table
 
 
 def mix_table(report: Report) -> Table:
-    """The mix that is proposed beside all linears in one dtype."""
-    table = results_table(["weights", "MB", f"loss, {report.unit}"])
+    """Return a table that compares all linears in one dtype with the proposed mix."""
+    table = results_table(["dtypes of linears", "MB", f"loss, {report.unit}"])
     for dtype in report.linears[0].options:
         options = [linear.options[dtype] for linear in report.linears]
         nbytes, loss = sum(option.nbytes for option in options), sum(option.loss for option in options)
@@ -122,7 +127,7 @@ def mix_table(report: Report) -> Table:
 
 
 def write_json(path: Path, report: Report) -> None:
-    """Everything as plain JSON types; `dtypes` is what `accelerate_for_cpu(model, dtypes=...)` takes."""
+    """Write the report as JSON; pass its `dtypes` to `accelerate_for_cpu(model, dtypes=...)`."""
     document = {
         "title": report.title,
         "dtype": report.dtype,
@@ -137,7 +142,7 @@ def write_json(path: Path, report: Report) -> None:
 
 
 def write_picture(path: Path, report: Report) -> None:
-    """On the left the share of each linear, layer by layer; on the right what a byte more would save."""
+    """Write a chart: on the left the share of each linear in the loss, on the right the loss of mixes over their sizes."""
     from matplotlib.figure import Figure  # not pyplot: no display, no global state
 
     names = list(dict.fromkeys(kind(linear.path) for linear in report.linears))
@@ -160,8 +165,8 @@ def _draw_shares(axes: Axes, report: Report, names: Sequence[str]) -> None:
     grid = [[float("nan")] * layers for _ in names]
     for linear, (row, layer) in zip(report.linears, places, strict=True):
         value = 100 * report.share(linear)
-        before = grid[row][layer]
-        grid[row][layer] = value if before != before else before + value
+        old = grid[row][layer]
+        grid[row][layer] = value if old != old else old + value
     image = axes.imshow(grid, aspect="auto", cmap="YlOrRd", vmin=0)
     axes.set_yticks(range(len(names)), names, fontsize=7)
     axes.set_xlabel("layer", fontsize=8)
@@ -179,7 +184,7 @@ def _draw_shares(axes: Axes, report: Report, names: Sequence[str]) -> None:
 
 def _draw_curve(axes: Axes, report: Report) -> None:
     axes.plot(
-        [mix.nbytes / 1e6 for mix in report.found], [mix.loss for mix in report.found], color=OURS_COLOR
+        [mix.nbytes / 1e6 for mix in report.mixes], [mix.loss for mix in report.mixes], color=OURS_COLOR
     )
     for dtype in report.linears[0].options:
         options = [linear.options[dtype] for linear in report.linears]
@@ -201,6 +206,6 @@ def _draw_curve(axes: Axes, report: Report) -> None:
 
 
 def _number(path: str) -> int:
-    """Of the layer that a linear is in."""
-    found = _NUMBER.search(path)
-    return int(found.group()) if found else 0
+    """Return the number of the layer that a linear is in."""
+    match = _NUMBER.search(path)
+    return int(match.group()) if match else 0

@@ -1,1 +1,1 @@
-"""`hf-cpu-accel report`: one page about one model on this machine."""
+"""`hf-cpu-accel report`: write an HTML page about one model on this machine."""

@@ -1,4 +1,4 @@
-"""What to try next, from what was measured: each a sentence and the line of code that does it."""
+"""Advice from the results of a report: each with a reason and a line of code."""
 
 from __future__ import annotations
 
@@ -7,76 +7,76 @@ from dataclasses import dataclass
 
 from hf_cpu_accel.cli.report.measure import Report
 
-_CLOSE = 0.999  # cosine that most tasks do not notice
+_CLOSE = 0.999  # a cosine that changes nothing in most tasks
 _FAR = 0.99
 
 
 @dataclass(frozen=True)
 class Advice:
-    """A heading, why, and the code."""
+    """A heading, the reason, and the code."""
 
-    what: str
-    why: str
+    heading: str
+    reason: str
     code: str
 
 
 def advice(report: Report) -> list[Advice]:
-    """The most useful first."""
-    found = [_dtype(report), *_accuracy(report)]
+    """Return the advice for a report, the most useful first."""
+    result = [_dtype(report), *_accuracy(report)]
     if report.plan.threads > 1:
-        found.append(
+        result.append(
             Advice(
-                "many requests at a time",
-                f"One call uses {report.plan.threads} threads. Several instances with fewer threads each answer more short "
-                "requests per second, on the same packed weights.",
+                "Use instances for many short requests",
+                f"One call uses {report.plan.threads} threads. Several instances with fewer threads each serve more short "
+                "requests per second with the same packed weights.",
                 f"InstancePool(model, instances={report.plan.threads}).map(items)",
             )
         )
-        found.append(
+        result.append(
             Advice(
-                "fewer threads",
-                f"{report.plan.thread_reason}. Small calls may be as fast on fewer.",
+                "Try fewer threads",
+                f"Threads: {report.plan.thread_reason}. Small calls may be as fast with fewer threads.",
                 f"accelerate_for_cpu(model, dtype={report.dtype!r}, threads={report.plan.threads // 2})",
             )
         )
-    return found + _left(report)
+    return result + _left(report)
 
 
 def _dtype(report: Report) -> Advice:
     best = next(result for result in report.results if result.system == report.dtype)
     if best.slower:
         return Advice(
-            "stay with eager",
-            f"No dtype was faster on this call: the best, {report.dtype}, has {best.speedup.value:.2f}x of its speed.",
+            "Keep PyTorch (eager)",
+            f"No dtype was faster on this call. The fastest, {report.dtype}, has a speedup of {best.speedup.value:.2f}x.",
             "restore(model)",
         )
     cosine = best.agreement.worst_cosine
-    why = f"{best.speedup.value:.2f}x as fast as eager float32, worst cosine of an output {cosine:.5f}"
+    reason = f"Speedup {best.speedup.value:.2f}x over eager float32; worst cosine of an output {cosine:.5f}"
     exact = [r for r in report.results[1:] if r.agreement.worst_cosine >= _CLOSE and not r.slower]
     code = f"accelerate_for_cpu(model, dtype={report.dtype!r})"
     if cosine < _CLOSE and exact:
         near = min(exact, key=lambda result: result.seconds.value)
-        why += f"; {near.system} stays at {near.agreement.worst_cosine:.5f} with {near.speedup.value:.2f}x"
-    return Advice(f"dtype: {report.dtype} was the fastest", f"{why}.", code)
+        reason += f". {near.system} has a cosine of {near.agreement.worst_cosine:.5f} and a speedup of {near.speedup.value:.2f}x"
+    return Advice(f"Use {report.dtype}, the fastest dtype", f"{reason}.", code)
 
 
 def _accuracy(report: Report) -> list[Advice]:
     measured = [layer for layer in report.layers if layer.agreement is not None]
     worst = min(measured, key=lambda layer: layer.agreement.worst_cosine, default=None)  # type: ignore[union-attr]
-    found = [
+    result = [
         Advice(
-            "a budget instead of a dtype",
-            "Dtypes are chosen layer by layer so that outputs stay this near to eager's, on examples of yours.",
+            "Set an accuracy instead of a dtype",
+            "The dtype of each layer is chosen so that the outputs for your examples stay this close to eager.",
             "accelerate_for_cpu(model, accuracy=0.99, examples=[...])",
         )
     ]
     if worst is not None and worst.agreement is not None and worst.agreement.worst_cosine < _FAR:
-        why = f"{worst.path} alone has a worst cosine of {worst.agreement.worst_cosine:.4f}: keep it in float32."
+        reason = f"{worst.path} has the lowest cosine of all layers, {worst.agreement.worst_cosine:.4f}."
         code = (
             f"accelerate_for_cpu(model, dtype={report.dtype!r}, dtypes={{{worst.path + '*'!r}: 'float32'}})"
         )
-        found.append(Advice("one layer loses most", why, code))
-    return found
+        result.append(Advice("Keep the least accurate layer in float32", reason, code))
+    return result
 
 
 def _left(report: Report) -> list[Advice]:
@@ -84,5 +84,5 @@ def _left(report: Report) -> list[Advice]:
     if not reasons:
         return []
     reason, count = reasons.most_common(1)[0]
-    why = f"{len(report.plan.left)} modules were left as they are; {count} of them because: {reason}"
-    return [Advice("what was left", why, "print(explain(model))")]
+    text = f"{len(report.plan.left)} modules were left as they are. The most frequent reason, {count} times: {reason}"
+    return [Advice("See why modules were left", text, "print(explain(model))")]

@@ -1,4 +1,4 @@
-"""`hf-cpu-accel report`: measure a model on this machine and write one page about it."""
+"""`hf-cpu-accel report`: measure a model on this machine and write an HTML page about it."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import typer
 from hf_cpu_accel.cli import options
 from hf_cpu_accel.cli.failures import cannot_load
 
-# torch and everything on it is imported inside the command: `hf-cpu-accel --help` must not wait for it.
+# The command imports torch when it runs, so that `hf-cpu-accel --help` does not wait for it.
 
 _DTYPES = ("float32", "bfloat16", "int8")
 
 
 def report(
     model: options.Model = None,
-    output: Annotated[Path, typer.Option("--output", "-o", help="The page to write.")] = Path("report.html"),
+    output: Annotated[Path, typer.Option("--output", "-o", help="HTML file to write.")] = Path("report.html"),
     dtypes: Annotated[
         str | None,
         typer.Option(
@@ -26,13 +26,15 @@ def report(
             show_default=False,
         ),
     ] = None,
-    batch: Annotated[int, typer.Option(min=1, help="Sequences, images or sounds per call.")] = 1,
+    batch: Annotated[int, typer.Option(min=1, help="Sequences, images or audio clips per call.")] = 1,
     seq: Annotated[int, typer.Option(min=1, help="Tokens per sequence.")] = 128,
     repeats: Annotated[int, typer.Option(min=1, help="Rounds; 6 or more give a 95 % interval.")] = 6,
     random_config: Annotated[str | None, options.random_config()] = None,
     threads: Annotated[int | None, options.threads()] = None,
 ) -> None:
-    """Write one page, which needs no network: time, memory and accuracy by layer, the plan, the machine's limits, what to try.
+    """Write an HTML page about a model: latency, memory and accuracy, also per layer, a roofline, the plan and advice.
+
+    The page is one file and needs no network.
 
     hf-cpu-accel report sentence-transformers/all-MiniLM-L6-v2 --seq 32 -o minilm.html
     """
@@ -58,7 +60,7 @@ def report(
     console = Console()
     with console.status("starting") as status:
         try:
-            found = measuring.measure(
+            results = measuring.measure(
                 subject, names, repeats=repeats, threads=choice.count, on_stage=status.update
             )
         except OSError as error:
@@ -67,5 +69,5 @@ def report(
             console.print(f"{subject.title}: {error}", style="red", markup=False, highlight=False)
             raise typer.Exit(1) from error
     facts = environment.environment()
-    output.write_text(page(found, facts, environment.summary(facts, choice.count)), encoding="utf-8")
+    output.write_text(page(results, facts, environment.summary(facts, choice.count)), encoding="utf-8")
     console.print(f"wrote {output}")

@@ -1,4 +1,4 @@
-"""The layers of a model before and after: each is given what it gets in a call of the original, and timed and compared alone."""
+"""Measure the layers of a model, eager and accelerated, each alone with its inputs in a call of the original model."""
 
 from __future__ import annotations
 
@@ -19,16 +19,18 @@ _BURST_SECONDS = 0.01
 
 @dataclass(frozen=True)
 class Layer:
-    """One part of the model.
+    """The results of one layer.
 
     Attributes:
-        path, kind: in the model, and the class of the original.
-        before, after: seconds of a call, eager float32 and accelerated.
-        speedup: the median of the ratios in the rounds.
-        agreement: of the outputs, given the same inputs.
-        operations: multiply-adds count as two; matrix products, convolutions and attention.
-        weight_bytes: what a call reads of weights, accelerated.
-        refused: why nothing was measured; the numbers are None then.
+        path: path of the layer in the model.
+        kind: class name of the original layer.
+        before: seconds of a call, eager float32; None if the layer was not measured.
+        after: seconds of a call, accelerated.
+        speedup: median of the ratios in the rounds.
+        agreement: difference of the outputs for the same inputs.
+        operations: operations of matrix products, convolutions and attention; a multiply-add counts as two.
+        weight_bytes: bytes of weights that an accelerated call reads.
+        refused: why the layer was not measured; empty if it was.
     """
 
     path: str
@@ -43,12 +45,12 @@ class Layer:
 
     @property
     def intensity(self) -> float:
-        """Operations for each byte of weights."""
+        """Return the operations per byte of weights."""
         return self.operations / max(self.weight_bytes, 1)
 
     @property
     def rate(self) -> float:
-        """10^9 operations a second, accelerated."""
+        """Return 10^9 operations per second of the accelerated layer."""
         return 0.0 if self.after is None else self.operations / self.after.value / 1e9
 
 
@@ -60,7 +62,7 @@ class _Call:
 
 
 def units(model: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """(path, module) of parts that make up the model: the members of its lists of layers, and what stands beside those lists."""
+    """Yield (path, module) of the layers: the members of lists of layers, and the modules next to these lists."""
     for name, child in model.named_children():
         path = f"{prefix}{name}"
         lists = [part for part in child.modules() if isinstance(part, nn.ModuleList) and len(part)]
@@ -82,13 +84,15 @@ def measure(
     rounds: int,
     on_layer: Callable[[str], None] = lambda path: None,
 ) -> list[Layer]:
-    """In the order in which the layers are called.
+    """Measure the layers, in the order of their calls.
 
     Args:
-        eager, accelerated: the model twice, of the same weights.
-        plan: what `explain(accelerated)` says.
-        forward: calls the model with the inputs of the report.
-        rounds: bursts of each layer, before and after in turns.
+        eager: the original model.
+        accelerated: an accelerated copy with the same weights.
+        plan: `explain(accelerated)`.
+        forward: calls a model with the inputs of the report.
+        rounds: bursts of calls per layer, eager and accelerated in turns.
+        on_layer: called with the path of each layer.
     """
     calls = _calls(eager, forward)
     layers = []
@@ -98,23 +102,23 @@ def measure(
         kind = type(before).__name__
         try:
             layers.append(_measure(path, before, accelerated.get_submodule(path), plan, call, rounds))
-        except Exception as error:  # a layer of the user's may refuse to be called alone
+        except Exception as error:  # a custom layer may fail outside of its model
             layers.append(Layer(path, kind, refused=f"{type(error).__name__}: {error}"))
     return layers
 
 
 def _calls(eager: nn.Module, forward: Callable[[nn.Module], object]) -> dict[str, _Call]:
-    """{path: its first call} of each unit that is called."""
+    """Return {path: first call} of each layer that is called."""
     calls: dict[str, _Call] = {}
     handles = []
     for path, module in units(eager):
 
-        def note(module: nn.Module, args: Any, kwargs: Any, output: Any, path: str = path) -> None:
-            # Not with a cache, which would grow by each further call.
-            given = {name: value for name, value in kwargs.items() if name not in CACHES}
-            calls.setdefault(path, _Call(args, given, output))
+        def record(module: nn.Module, args: Any, kwargs: Any, output: Any, path: str = path) -> None:
+            # Without the KV cache, which would grow with each further call.
+            uncached = {name: value for name, value in kwargs.items() if name not in CACHES}
+            calls.setdefault(path, _Call(args, uncached, output))
 
-        handles.append(module.register_forward_hook(note, with_kwargs=True))
+        handles.append(module.register_forward_hook(record, with_kwargs=True))
     try:
         forward(eager)
     finally:
@@ -126,7 +130,7 @@ def _calls(eager: nn.Module, forward: Callable[[nn.Module], object]) -> dict[str
 def _measure(path: str, before: nn.Module, after: nn.Module, plan: Plan, call: _Call, rounds: int) -> Layer:
     def run(module: nn.Module) -> list[Tensor]:
         with torch.inference_mode():
-            # Reading makes the values of what is computed when it is read.
+            # Cloning computes lazy outputs.
             return [tensor.clone() for tensor in float_tensors(module(*call.args, **call.kwargs))]
 
     with torch.inference_mode(), FlopCounterMode(display=False) as counter:
@@ -148,7 +152,7 @@ def _measure(path: str, before: nn.Module, after: nn.Module, plan: Plan, call: _
 
 
 def weight_bytes(path: str, original: nn.Module, plan: Plan) -> int:
-    """Packed weights as the plan has them; what was not packed counts as it was."""
+    """Return the bytes of the packed weights of a layer, or of its original weights if none is packed."""
     packed = sum(item.packed_bytes for item in _below(path, plan))
     return packed or sum(parameter.nbytes for parameter in original.parameters())
 
@@ -158,11 +162,11 @@ def _below(path: str, plan: Plan) -> Iterator[Any]:
 
 
 def largest(layers: list[Layer], key: Callable[[Layer], float]) -> float:
-    """Of those that were measured; 0 if none was."""
+    """Return the largest `key(layer)` of the layers that were measured; 0 if none was."""
     return max((key(layer) for layer in layers if not layer.refused), default=0.0)
 
 
 def total(layers: list[Layer], attribute: str) -> float:
-    """Seconds of all layers that were measured."""
+    """Return the sum of an attribute in seconds, "before" or "after", over the layers that were measured."""
     estimates = (getattr(layer, attribute) for layer in layers)
     return sum(estimate.value for estimate in estimates if estimate is not None)

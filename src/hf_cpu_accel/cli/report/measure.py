@@ -1,4 +1,4 @@
-"""What a report measures: the whole model as `bench` does, its layers one by one, and the machine's limits."""
+"""The measurements of a report: the model as in `bench`, each layer, and the limits of the machine."""
 
 from __future__ import annotations
 
@@ -29,7 +29,15 @@ _GGUF_CLASS = "AutoModelForCausalLM"
 
 @dataclass(frozen=True)
 class Subject:
-    """A model and a call of it, as `bench_measure.measure` takes them. blocks: as of `bench_workload.Workload`."""
+    """A model and the shape of its calls, for `bench_measure.measure`.
+
+    Attributes:
+        title: name of the model.
+        batch: sequences, images or audio clips per call.
+        seq: tokens per sequence.
+        build: builds the model.
+        blocks: loads a GGUF file with its weights in blocks; None for other models.
+    """
 
     title: str
     batch: int
@@ -38,12 +46,12 @@ class Subject:
     blocks: Load | None = None
 
     def to_accelerate(self, eager: nn.Module) -> nn.Module:
-        """Return what is accelerated beside `eager`, which `build` has built."""
+        """Return the model to accelerate and compare with `eager`, the result of `build`."""
         accelerated: nn.Module = model_to_accelerate(eager, self.blocks)
         return accelerated
 
     def inputs(self, model: nn.Module) -> dict[str, Tensor]:
-        """Random token ids as `bench` has them; for what reads something else, the built-in example, `batch` times."""
+        """Return random token ids as in `bench`; for models without token ids, the built-in example repeated `batch` times."""
         if takes_ids(model):
             text = bench_workload.Workload(self.title, "", self.batch, self.seq, self.build)
             return text.inputs(model)
@@ -54,13 +62,13 @@ class Subject:
         }
 
     def forward(self, model: nn.Module, inputs: dict[str, Tensor]) -> list[Tensor]:
-        """The model's float outputs; caches of a language model are not among them."""
+        """Return the float outputs of the model, without caches."""
         with torch.inference_mode():
             return float_tensors(plain_outputs(model(**inputs)))
 
 
 def plain_outputs(output: Any) -> Any:
-    """Without what is a cache or a list of inner states."""
+    """Return the tensors of `output`, without caches and lists of hidden states."""
     if isinstance(output, dict):
         return [value for value in output.values() if isinstance(value, Tensor)]
     return output
@@ -68,13 +76,18 @@ def plain_outputs(output: Any) -> Any:
 
 @dataclass(frozen=True)
 class Report:
-    """All numbers of the page.
+    """The results on the page.
 
     Attributes:
-        subject, inputs, parameters: what was measured, what it was called with in words, and how many parameters it has.
-        results: of the whole model; eager float32 first, then each dtype.
-        dtype, plan, layers: of the dtype that is looked at layer by layer, the fastest.
-        peaks, refused: of this machine, or why there are none.
+        subject: the model and the shape of its calls.
+        inputs: names and shapes of the inputs, as text.
+        parameters: number of parameters.
+        results: results of the whole model; eager float32 first, then each dtype.
+        dtype: the fastest dtype, which the plan and the layers are about.
+        plan: `explain()` of the accelerated model.
+        layers: results of the layers.
+        peaks: measured peaks of this machine; None without the native kernels.
+        refused: why there are no peaks; empty otherwise.
     """
 
     subject: Subject
@@ -89,10 +102,10 @@ class Report:
 
 
 def subject(model: str | None, random_config: str | None, batch: int, seq: int) -> Subject:
-    """Loads nothing yet.
+    """Check the arguments and return the subject. Nothing is loaded.
 
     Raises:
-        ValueError: not exactly one of the two, or a name that is unknown.
+        ValueError: both or none of `model` and `random_config`, or an unknown name.
     """
     title = bench_workload.source_title(model, random_config)
     if random_config is not None:
@@ -109,7 +122,18 @@ def measure(
     threads: int,
     on_stage: Callable[[str], None] = lambda stage: None,
 ) -> Report:
-    """Raises what `accelerate_for_cpu` and the loader raise."""
+    """Measure the model, its layers and the machine.
+
+    Args:
+        subject: the model and the shape of its calls.
+        dtypes: dtypes for `accelerate_for_cpu`.
+        repeats: number of rounds for the whole model.
+        threads: number of threads.
+        on_stage: called with a description of each stage.
+
+    Raises:
+        OSError, ValueError: from loading and from `accelerate_for_cpu`.
+    """
     results = bench_measure.measure(subject, dtypes, repeats=repeats, on_stage=on_stage)  # type: ignore[arg-type]
     fastest = min(results[1:], key=lambda result: result.seconds.value)
     eager = subject.build()
@@ -129,16 +153,16 @@ def measure(
         on_layer=lambda path: on_stage(f"measuring {path}"),
     )
     parameters = sum(parameter.numel() for parameter in eager.parameters())
-    told = ", ".join(
+    shapes = ", ".join(
         f"{name} {list(value.shape)}" for name, value in inputs.items() if isinstance(value, Tensor)
     )
-    return Report(subject, told, parameters, results, fastest.system, plan, layers, peaks, refused)
+    return Report(subject, shapes, parameters, results, fastest.system, plan, layers, peaks, refused)
 
 
 def _peaks(threads: int) -> tuple[Peaks | None, str]:
     status = extension.status()
     if not status.loaded:
-        return None, f"the native kernels, which measure it, are not loaded: {status.error}"
+        return None, f"the native kernels, which measure the peaks, are not loaded: {status.error}"
     return hardware.measure_peaks(threads), ""
 
 

@@ -1,4 +1,4 @@
-"""The page: `page.html` filled with the numbers of a report. It needs nothing but itself."""
+"""Render `page.html` with the results of a report, as one file without external parts."""
 
 from __future__ import annotations
 
@@ -15,11 +15,17 @@ from hf_cpu_accel.measure.colors import EAGER_COLOR, OURS_COLOR, SLOWER_COLOR
 from hf_cpu_accel.measure.generation_cost import peak_of
 from hf_cpu_accel.plan_tree import tree
 
-_SIZE = (4.6, 4.0)  # inches: text is as large as it has to be on a phone
+_SIZE = (4.6, 4.0)  # inches, so that text is readable on a phone
 
 
 def page(report: Report, facts: dict[str, object], caption: str) -> str:
-    """HTML; `facts` and `caption` are of `measure.environment`."""
+    """Return the page as HTML.
+
+    Args:
+        report: the results.
+        facts: the facts of `measure.environment.environment()`.
+        caption: the text of `measure.environment.summary()`.
+    """
     from jinja2 import Environment
 
     template = resources.files("hf_cpu_accel.cli.report").joinpath("page.html").read_text(encoding="utf-8")
@@ -49,14 +55,14 @@ def _latency(report: Report) -> str:
 
 
 def _roofline(report: Report) -> str:
-    """Empty where the machine's limits are not known, or no layer has products of matrices."""
+    """Return the roofline as SVG; empty without peaks, or without layers that multiply matrices."""
     from matplotlib.figure import Figure
 
     layers = [layer for layer in report.layers if layer.operations and layer.after is not None]
     if report.peaks is None or not layers:
         return ""
     limits = {
-        f"{label} arithmetic": (peak, color)
+        f"peak {label}": (peak, color)
         for label, peak, color in (
             ("float32", report.peaks.float32, EAGER_COLOR),
             (report.dtype, peak_of(report.peaks, report.dtype), OURS_COLOR),

@@ -1,1 +1,1 @@
-"""`hf-cpu-accel supports`: what of a model would run fused, told from its config alone."""
+"""`hf-cpu-accel supports`: find out from the config of a model which of its layers run fused."""

@@ -1,4 +1,4 @@
-"""`hf-cpu-accel supports`: build a few layers of a model from its config, accelerate them, and say what became of them."""
+"""`hf-cpu-accel supports`: build a few layers of a model from its config, accelerate them, and report the result."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hf_cpu_accel.cli import options
 from hf_cpu_accel.cli.failures import cannot_load
 
 if TYPE_CHECKING:
@@ -17,24 +18,28 @@ if TYPE_CHECKING:
 
     from hf_cpu_accel.cli.supports.layers import Layers
 
-# torch and everything on it is imported inside the command: `hf-cpu-accel --help` must not wait for it.
+# The command imports torch when it runs, so that `hf-cpu-accel --help` does not wait for it.
 
-_SHARE_OF_MEMORY = 0.4  # of what is free, for weights that are packed beside themselves
+_SHARE_OF_MEMORY = 0.4  # of the free memory, because original and packed weights are in memory together
 
 
 def supports(
     model: Annotated[
         str,
         typer.Argument(
-            help="Model id, local folder, GGUF file, a config.json, or a model type of transformers (`qwen3`).",
+            help="Model id, local folder, GGUF file, config.json, or a model type of transformers (`qwen3`).",
             show_default=False,
         ),
     ],
-    dtype: Annotated[str, typer.Option(help="As accelerate_for_cpu takes it.")] = "auto",
-    every_module: Annotated[bool, typer.Option("--plan", help="Also print what explain() says.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, no table.")] = False,
+    dtype: Annotated[str, options.dtype()] = "auto",
+    every_module: Annotated[bool, typer.Option("--plan", help="Also print the output of explain().")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object instead of a table.")
+    ] = False,
 ) -> None:
-    """Would this model run fused? Its config is all that is read: layers of its widths are built with random weights.
+    """Check whether the layers of a model run fused, without downloading its weights.
+
+    Only the config is read. A few layers of its sizes are built with random weights and accelerated.
 
     hf-cpu-accel supports Qwen/Qwen3-0.6B
     """
@@ -49,7 +54,7 @@ def supports(
         raise typer.BadParameter(str(error)) from error
     try:
         config = read_config(model)
-        found = look(config, settings)
+        result = inspect(config, settings)
     except OSError as error:
         raise cannot_load(console, model, error) from error
     except ValueError as error:
@@ -58,19 +63,20 @@ def supports(
     if as_json:
         typer.echo(
             json.dumps(
-                {"model": model, **found["told"], "layers": [asdict(row) for row in found["layers"]]},
+                {"model": model, **result["facts"], "layers": [asdict(row) for row in result["layers"]]},
                 indent=2,
             )
         )
         return
-    _report(console, model, config, found, every_module=every_module)
+    _report(console, model, config, result, every_module=every_module)
 
 
 def read_config(model: str) -> PreTrainedConfig:
-    """
+    """Read the config of a model id, folder, GGUF file, config.json or model type.
+
     Raises:
-        OSError: there is no such model.
-        ValueError: it is none of transformers' own.
+        OSError: no such model.
+        ValueError: a diffusers pipeline, or a model with remote code.
     """
     from transformers import CONFIG_MAPPING, AutoConfig
 
@@ -79,23 +85,25 @@ def read_config(model: str) -> PreTrainedConfig:
     folder = Path(model)
     if folder.is_dir() and (folder / "model_index.json").is_file():
         raise ValueError(
-            "it is a pipeline of diffusers: name the folder of one of its models of transformers, "
-            "or accelerate it and see explain(pipeline)"
+            "it is a diffusers pipeline, which is not supported: pass the folder of one of its transformers models, "
+            "or accelerate the pipeline and print explain(pipeline)"
         )
     if not folder.exists() and model in CONFIG_MAPPING:
         return AutoConfig.for_model(model)
     name, options = located(model)
     config = AutoConfig.from_pretrained(name, **options)
     if hasattr(config, "auto_map") and config.model_type not in CONFIG_MAPPING:
-        raise ValueError("its code is its own and not transformers': load it, and see explain(model)")
+        raise ValueError(
+            "its code is remote code and not part of transformers: load it, accelerate it and print explain(model)"
+        )
     return config
 
 
-def look(config: PreTrainedConfig, settings: Any) -> dict[str, Any]:
-    """{"told": facts for JSON, "layers": list of `Layers`, "plan"}.
+def inspect(config: PreTrainedConfig, settings: Any) -> dict[str, Any]:
+    """Build a shallow model, accelerate it, and return {"facts": for JSON, "layers": list of `Layers`, "plan": its plan}.
 
     Raises:
-        ValueError: as `shallow`.
+        ValueError: from `shallow`.
     """
     import psutil
 
@@ -103,48 +111,50 @@ def look(config: PreTrainedConfig, settings: Any) -> dict[str, Any]:
     from hf_cpu_accel.cli.supports.layers import layers, members
     from hf_cpu_accel.cli.supports.shallow import shallow
 
-    made = shallow(config, int(_SHARE_OF_MEMORY * psutil.virtual_memory().available))
-    kinds = members(made.model)
-    accelerate_for_cpu(made.model, settings)
-    plan = explain(made.model)
-    told = {"class": type(made.model).__name__, "dtype": plan.dtype, "depths": made.depths}
-    return {"told": told, "layers": layers(kinds, plan), "plan": plan}
+    built = shallow(config, int(_SHARE_OF_MEMORY * psutil.virtual_memory().available))
+    kinds = members(built.model)
+    accelerate_for_cpu(built.model, settings)
+    plan = explain(built.model)
+    facts = {"class": type(built.model).__name__, "dtype": plan.dtype, "depths": built.depths}
+    return {"facts": facts, "layers": layers(kinds, plan), "plan": plan}
 
 
 def _report(
-    console: Console, model: str, config: PreTrainedConfig, found: dict[str, Any], *, every_module: bool
+    console: Console, model: str, config: PreTrainedConfig, result: dict[str, Any], *, every_module: bool
 ) -> None:
     from rich import box
     from rich.table import Table
 
-    told, rows = found["told"], found["layers"]
-    console.print(f"{model}: {told['class']} ({config.model_type}), {told['dtype']}")
+    facts, rows = result["facts"], result["layers"]
+    console.print(f"{model}: {facts['class']} ({config.model_type}), {facts['dtype']}")
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    for heading in ("layers", "of", "class", "run as", "because"):
+    for heading in ("layers", "number", "class", "run as", "reason"):
         table.add_column(heading, overflow="fold")
     for row in rows:
-        depth = told["depths"].get(row.path)
+        depth = facts["depths"].get(row.path)
         table.add_row(
             row.path,
             "" if depth is None else str(depth),
             row.kind,
-            row.runs_as or "parts",
+            row.runs_as or "separate modules",
             "; ".join(row.reasons),
         )
     if rows:
         console.print(table)
     console.print(verdict(rows))
     if every_module:
-        console.print(found["plan"])
+        console.print(result["plan"])
 
 
 def verdict(rows: list[Layers]) -> str:
-    """One sentence."""
-    whole = [row for row in rows if row.runs_as is not None]
+    """Return the result as one sentence."""
+    fused = [row for row in rows if row.runs_as is not None]
     if not rows:
-        return "It has no layers of transformers: its parts are served one by one (--plan)."
-    if len(whole) == len(rows):
+        return (
+            "The model has no transformer layers. Its modules are accelerated separately; --plan lists them."
+        )
+    if len(fused) == len(rows):
         return "Every layer runs as one call."
-    if not whole:
-        return "No layer runs as one call: their parts are served one by one (--plan)."
-    return "Some layers run as one call, of the others the parts are served one by one (--plan)."
+    if not fused:
+        return "No layer runs as one call. Their modules are accelerated separately; --plan lists them."
+    return "Some layers run as one call. The modules of the others are accelerated separately; --plan lists them."

@@ -1,4 +1,7 @@
-"""A model of a config's own widths with as few layers as show all kinds of them: what is fused of one layer is of all like it."""
+"""Build a model from a config with few layers, at least one of each kind, in their full sizes.
+
+Equal layers are fused equally, so that one of each kind is enough.
+"""
 
 from __future__ import annotations
 
@@ -19,71 +22,75 @@ if TYPE_CHECKING:
 _COUNTS = re.compile(r"(layers?|depths?|blocks|n_layer)$")
 _EXPERTS = re.compile(r"^(moe_)?(num|n)_(local_|routed_)?experts$")
 _IDS = re.compile(r"_ids?$")
-_FEWEST = 2  # the first and the last of a stack may differ from those between
-_WORDS = 4096  # of the vocabulary: tables are looked up, and nothing about them depends on their length
+_FEWEST = 2  # the first and the last layer may differ from the others
+_WORDS = 4096  # size of the vocabulary, which does not matter for fusing
 _FEWEST_EXPERTS = 16
 _GENERAL = ("AutoModel", "AutoModelForCausalLM")
 
 
 @dataclass(frozen=True)
 class Shallow:
-    """A model with random weights, and how many layers each of its lists would have: {path: number}."""
+    """A model with random weights, and the full number of layers of each list, {path: number}."""
 
     model: PreTrainedModel
     depths: dict[str, int]
 
 
 def shallow(config: PreTrainedConfig, memory: int) -> Shallow:
-    """
+    """Build the shallow model, in the dtype of the config or in bfloat16.
+
     Args:
-        memory: bytes that its weights may take.
+        config: config of the full model.
+        memory: maximum size of the weights in bytes.
 
     Raises:
-        ValueError: no class of transformers is built from the config, or even the shallow model is too large.
+        ValueError: transformers builds no model from the config, or the shallow model is too large.
     """
     full = _on_meta(config)
     depths = {path: len(layers) for path, layers in _stacks(full)}
     needed = max((_kinds_shown_by(layers) for _, layers in _stacks(full)), default=_FEWEST)
     small = type(config).from_dict(_cut(config.to_dict(), max(needed, _FEWEST), []))
     small.architectures = config.architectures
-    made = _on_meta(small)
-    parameters = sum(parameter.numel() for parameter in made.parameters())
+    empty = _on_meta(small)
+    parameters = sum(parameter.numel() for parameter in empty.parameters())
     dtype = config.dtype if isinstance(config.dtype, torch.dtype) else torch.float32
     if parameters * dtype.itemsize > memory:
         dtype = torch.bfloat16
     nbytes = parameters * dtype.itemsize
     if nbytes > memory:
-        limit = f"{memory / 1e9:.1f} GB may be used"
         raise ValueError(
-            f"the {max(needed, _FEWEST)} layers that show all kinds take {nbytes / 1e9:.1f} GB, and {limit}"
+            f"the {max(needed, _FEWEST)} layers that contain each kind take {nbytes / 1e9:.1f} GB, but only "
+            f"{memory / 1e9:.1f} GB may be used; stop other programs"
         )
-    return Shallow(seeded(lambda: type(made)._from_config(small, dtype=dtype)), depths)
+    return Shallow(seeded(lambda: type(empty)._from_config(small, dtype=dtype)), depths)
 
 
 def _on_meta(config: PreTrainedConfig) -> PreTrainedModel:
-    """The model without weights.
+    """Return the model on the meta device, without weights.
 
     Raises:
-        ValueError: as `shallow`.
+        ValueError: transformers builds no model from the config.
     """
     import transformers
 
     failure: Exception | None = None
     for name in (*(config.architectures or ()), *_GENERAL):
-        found = getattr(transformers, name, None)
-        if found is None:
+        cls = getattr(transformers, name, None)
+        if cls is None:
             continue
-        make = found.from_config if name in _GENERAL else found._from_config
+        make = cls.from_config if name in _GENERAL else cls._from_config
         try:
             with torch.device("meta"):
                 return make(copy.deepcopy(config))
         except Exception as error:
             failure = failure or error
-    raise ValueError(f"transformers builds no model from a config of type {config.model_type!r}") from failure
+    raise ValueError(
+        f"transformers builds no model from a config of type {config.model_type!r}: {failure}"
+    ) from failure
 
 
 def _stacks(model: nn.Module) -> Iterator[tuple[str, nn.ModuleList]]:
-    """The lists of layers that are not in a layer of another list."""
+    """Yield (path, list) of the lists of layers that are not inside of another list."""
     for name, child in model.named_children():
         if isinstance(child, nn.ModuleList):
             yield name, child
@@ -92,28 +99,30 @@ def _stacks(model: nn.Module) -> Iterator[tuple[str, nn.ModuleList]]:
 
 
 def _kinds_shown_by(layers: nn.ModuleList) -> int:
-    """Of how many layers from the first one on, each kind of layer has been seen."""
-    seen: dict[Any, int] = {}
+    """Return the least number of first layers that contain each kind of layer."""
+    first: dict[Any, int] = {}
     for number, layer in enumerate(layers):
-        seen.setdefault(_kind(layer), number)
-    return max(seen.values(), default=0) + 1
+        first.setdefault(_kind(layer), number)
+    return max(first.values(), default=0) + 1
 
 
 def _kind(layer: nn.Module) -> tuple[Any, ...]:
-    """What its modules are and are told to do, and the shapes of their parameters."""
-    told = (
+    """Return a key of the classes and settings of the modules, and of the shapes of their parameters."""
+    settings = (
         tuple(sorted((name, value) for name, value in vars(module).items() if isinstance(value, bool | str)))
         for module in layer.modules()
     )
     shapes = ((name, tuple(parameter.shape)) for name, parameter in layer.named_parameters())
-    return (*map(type, layer.modules()), *told, *shapes)
+    return (*map(type, layer.modules()), *settings, *shapes)
 
 
 def _cut(fields: dict[str, Any], depth: int, ids: list[int]) -> dict[str, Any]:
-    """The fields of a config with no more layers than `depth`, and fewer words and experts.
+    """Return the fields of a config with at most `depth` layers, a smaller vocabulary and fewer experts.
 
     Args:
-        ids: of tokens that had to be moved so far; each gets another place at the end of the vocabulary.
+        fields: fields of the config.
+        depth: maximum number of layers.
+        ids: token ids that were moved so far; each gets another place at the end of the smaller vocabulary.
     """
     counts = {value for name, value in fields.items() if _COUNTS.search(name) and type(value) is int}
     cut: dict[str, Any] = {}
@@ -132,13 +141,14 @@ def _cut(fields: dict[str, Any], depth: int, ids: list[int]) -> dict[str, Any]:
             groups = fields.get("n_group") or 1
             cut[name] = min(value, groups * max(2, -(-_FEWEST_EXPERTS // groups)))
         elif _IDS.search(name):
-            cut[name] = [_moved(v, ids) for v in value] if isinstance(value, list) else _moved(value, ids)
+            cut[name] = [_move(v, ids) for v in value] if isinstance(value, list) else _move(value, ids)
         else:
             cut[name] = value
     return cut
 
 
-def _moved(value: Any, ids: list[int]) -> Any:
+def _move(value: Any, ids: list[int]) -> Any:
+    """Return a token id inside of the smaller vocabulary."""
     if type(value) is not int or value < _WORDS - 64:
         return value
     if value not in ids:

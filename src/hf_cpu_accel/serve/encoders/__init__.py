@@ -1,1 +1,1 @@
-"""Models that turn texts into rows of numbers, each row for one text, computed in batches of what many clients ask."""
+"""Encoders: models that return one row of numbers per text, computed in batches of the requests of many clients."""

@@ -1,4 +1,4 @@
-"""One encoder in service: its tokenizer, its forward pass, and the batcher between them."""
+"""An encoder of the server: its tokenizer, its forward pass, and the batcher between them."""
 
 from __future__ import annotations
 
@@ -17,21 +17,23 @@ from hf_cpu_accel.serve.encoders.tokenizing import Direction, Encoded, Text, Tex
 
 Row = np.ndarray[Any, np.dtype[np.float32]]
 
-# Fewer characters are tokenized at once, in some 100 us; more would keep the other requests of the event loop waiting.
+# Up to this number of characters, tokenizing takes about 100 us and runs in the event loop. More would delay other requests.
 _QUICK = 4000
 
 
 @dataclass(frozen=True)
 class LoadedEncoder:
-    """What `encoders.loading` makes of a model.
+    """A loaded and accelerated encoder.
 
     Attributes:
-        forward: takes `input_ids`, `attention_mask` and, where the tokenizer has them, `token_type_ids`, int64 [rows, tokens], and
-            gives float32 [rows, features]: embeddings that are not normalized, or logits.
-        labels: of the logits; None for embeddings.
-        multi_label: whether several labels can hold at once.
-        prompts: what is put before a text, by name.
-        model: what is accelerated, for `explain`.
+        name: the name for clients.
+        tokenizer: the tokenizer.
+        forward: computes float32 [rows, features], embeddings that are not normalized or logits, from `input_ids`,
+            `attention_mask` and, if the tokenizer returns them, `token_type_ids`, int64 [rows, tokens].
+        model: the accelerated object, for `explain`.
+        labels: labels of the logits; None for embeddings.
+        multi_label: True if several labels can apply to one text.
+        prompts: prompts to put in front of texts, {name: prompt}.
     """
 
     name: str
@@ -44,16 +46,16 @@ class LoadedEncoder:
 
 
 class Encoder:
-    """Answers from any number of tasks of one event loop.
+    """Serve an encoder to all tasks of one event loop.
 
     Args:
         loaded: the model.
-        batching: the options of `Batcher`.
+        batching: options of `Batcher`.
     """
 
     def __init__(self, loaded: LoadedEncoder, **batching: Any) -> None:
         self.loaded, self.name, self.model = loaded, loaded.name, loaded.model
-        self._tokenizing = ThreadPoolExecutor(1, thread_name_prefix=f"tokenizer of {self.name}")
+        self._tokenizer_thread = ThreadPoolExecutor(1, thread_name_prefix=f"tokenizer of {self.name}")
         self.batcher: Batcher[Encoded, Row] = Batcher(
             lambda batch: compute(loaded, batch), name=f"encoder {self.name}", **batching
         )
@@ -71,27 +73,31 @@ class Encoder:
     async def encode(
         self, texts: Sequence[Text], *, truncate: bool = False, direction: Direction = "right"
     ) -> list[Encoded]:
-        """Tokenize; raises what `TextTokenizer.encode` does."""
+        """Tokenize texts; see `TextTokenizer.encode` for the arguments and errors."""
         tokenizer = self.loaded.tokenizer
         if sum(map(_characters, texts)) <= _QUICK:
             return tokenizer.encode(texts, truncate=truncate, direction=direction)
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(
-            self._tokenizing, lambda: tokenizer.encode(texts, truncate=truncate, direction=direction)
+            self._tokenizer_thread, lambda: tokenizer.encode(texts, truncate=truncate, direction=direction)
         )
 
     async def rows(self, encoded: Sequence[Encoded]) -> list[Row]:
-        """Float32 [features] for each text. If the task is cancelled, they leave the queue; raises what `Batcher.submit` does."""
-        return await together(self.batcher.submit(encoded, [len(text.ids) for text in encoded]))
+        """Compute float32 [features] for each text; cancelling the task removes the texts from the queue.
+
+        Raises:
+            Busy, TooLong, Stopping: see `Batcher.submit`.
+        """
+        return await gather(self.batcher.submit(encoded, [len(text.ids) for text in encoded]))
 
     def close(self, timeout: float | None = None) -> bool:
-        """Answer what is waiting; False if that took longer than `timeout` seconds."""
-        self._tokenizing.shutdown(wait=False)
+        """Finish waiting texts; return False if that takes longer than `timeout` seconds."""
+        self._tokenizer_thread.shutdown(wait=False)
         return self.batcher.close(timeout)
 
 
-async def together(futures: Sequence[Future[Any]]) -> list[Any]:
-    """The results of all; if one fails or the task is cancelled, the others are cancelled."""
+async def gather(futures: Sequence[Future[Any]]) -> list[Any]:
+    """Return the results of all futures; if one fails or the task is cancelled, cancel the others."""
     try:
         return await asyncio.gather(*map(asyncio.wrap_future, futures))
     except BaseException:
@@ -101,13 +107,13 @@ async def together(futures: Sequence[Future[Any]]) -> list[Any]:
 
 
 def compute(loaded: LoadedEncoder, batch: Sequence[Encoded]) -> list[Row]:
-    """Float32 [features] for each text of `batch`."""
+    """Compute float32 [features] for each text of a batch."""
     with torch.inference_mode():
-        return list(loaded.forward(padded(loaded.tokenizer, batch)).float().numpy())
+        return list(loaded.forward(pad(loaded.tokenizer, batch)).float().numpy())
 
 
-def padded(tokenizer: TextTokenizer, batch: Sequence[Encoded]) -> dict[str, Tensor]:
-    """What the model takes, int64 [texts, tokens of the longest]."""
+def pad(tokenizer: TextTokenizer, batch: Sequence[Encoded]) -> dict[str, Tensor]:
+    """Return the inputs of the model, int64 [texts, tokens of the longest text]."""
     shape = len(batch), max(len(text.ids) for text in batch)
     ids = np.full(shape, tokenizer.pad_id, dtype=np.int64)
     mask, type_ids = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.int64)

@@ -1,4 +1,4 @@
-"""Embedding models and classifiers, loaded and accelerated for `Encoder`."""
+"""Load and accelerate embedding models and classifiers for `Encoder`."""
 
 from __future__ import annotations
 
@@ -15,20 +15,27 @@ from hf_cpu_accel.serve.encoders.tokenizing import TextTokenizer
 
 
 def load_sentence_transformer(name: str, source: str, **options: Any) -> LoadedEncoder:
-    """A model of sentence-transformers; `options` are of `accelerate_for_cpu`.
+    """Load a model of sentence-transformers.
+
+    Args:
+        name: the name for clients.
+        source: model id or folder.
+        options: options of `accelerate_for_cpu`.
 
     Raises:
-        OSError: there is no such model.
+        OSError: no such model.
         ValueError: sentence-transformers is not installed, or the model does not read texts.
     """
     if find_spec("sentence_transformers") is None:
-        raise ValueError(f'{source} is a model of sentence-transformers: pip install "sentence-transformers"')
+        raise ValueError(
+            f"{source} is a model of sentence-transformers, which is not installed; run pip install sentence-transformers"
+        )
     from sentence_transformers import SentenceTransformer
 
     model = SentenceTransformer(source, device="cpu").eval()
     accelerate_for_cpu(model, originals="drop", **options)
     limit = model.max_seq_length or _positions(model.tokenizer, model[0])
-    # A text that a model's pooling is to leave the prompt out of would need that prompt's length.
+    # Prompts that pooling excludes are not supported, because pooling would need the length of the prompt.
     includes_prompt = all(getattr(module, "include_prompt", True) for module in model)
     prompts = {key: prompt for key, prompt in model.prompts.items() if prompt} if includes_prompt else {}
     return LoadedEncoder(
@@ -37,24 +44,36 @@ def load_sentence_transformer(name: str, source: str, **options: Any) -> LoadedE
 
 
 def load_embedder(name: str, source: str, **options: Any) -> LoadedEncoder:
-    """An encoder of transformers, whose embedding of a text is the mean of its last hidden states."""
+    """Load a transformers encoder; the embedding of a text is the mean of its last hidden states.
+
+    Args:
+        name: the name for clients.
+        source: model id or folder.
+        options: options of `accelerate_for_cpu`.
+    """
     from transformers import AutoModel
 
-    return _loaded(name, source, AutoModel, _mean_of_tokens, **options)
+    return _load(name, source, AutoModel, _mean_of_tokens, **options)
 
 
 def load_classifier(name: str, source: str, **options: Any) -> LoadedEncoder:
-    """A model of transformers that classifies texts or pairs of them; with one label it can rank, as cross-encoders do."""
+    """Load a transformers classifier of texts or pairs; with one label it can also rerank, like cross-encoders.
+
+    Args:
+        name: the name for clients.
+        source: model id or folder.
+        options: options of `accelerate_for_cpu`.
+    """
     from transformers import AutoModelForSequenceClassification
 
-    loaded = _loaded(name, source, AutoModelForSequenceClassification, _logits, **options)
+    loaded = _load(name, source, AutoModelForSequenceClassification, _logits, **options)
     config = loaded.model.config
     labels = [config.id2label[number] for number in range(config.num_labels)]
     multi_label = config.problem_type == "multi_label_classification"
     return LoadedEncoder(name, loaded.tokenizer, loaded.forward, loaded.model, labels, multi_label)
 
 
-def _loaded(
+def _load(
     name: str,
     source: str,
     auto_class: Any,
@@ -70,19 +89,19 @@ def _loaded(
 
 
 def _positions(tokenizer: Any, model: Any) -> int:
-    """The longest text in tokens. Tokenizers without a limit name a huge number."""
+    """Return the maximum number of tokens of a text. Tokenizers without a limit report a huge number."""
     config: Any = getattr(model, "config", None)
-    known = (tokenizer.model_max_length, getattr(config, "max_position_embeddings", None))
-    return min((limit for limit in known if limit and limit < 10**9), default=8192)
+    limits = (tokenizer.model_max_length, getattr(config, "max_position_embeddings", None))
+    return min((limit for limit in limits if limit and limit < 10**9), default=8192)
 
 
 def sentence_embedding(model: Any) -> Callable[[dict[str, Tensor]], Tensor]:
-    """The forward pass of a model of sentence-transformers, without the normalization at its end."""
+    """Return the forward pass of a model of sentence-transformers, without the normalization at its end."""
     from sentence_transformers.sentence_transformer.modules import Normalize
 
     modules = list(model)
     while isinstance(modules[-1], Normalize):
-        modules.pop()  # whoever asks says whether
+        modules.pop()  # requests decide about normalization
 
     def forward(inputs: dict[str, Tensor]) -> Tensor:
         features: Mapping[str, Any] = inputs

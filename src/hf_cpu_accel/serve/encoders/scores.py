@@ -1,4 +1,4 @@
-"""What is made of a row that an encoder gave: a vector of length one or of fewer dimensions, or probabilities."""
+"""Postprocess the rows of an encoder: normalize or shorten an embedding, or convert logits to probabilities."""
 
 from __future__ import annotations
 
@@ -8,27 +8,29 @@ from hf_cpu_accel.serve.encoders.encoder import Row
 from hf_cpu_accel.serve.limits import BadInput
 
 
-def normalized(row: Row) -> Row:
-    """Divided by its Euclidean length; a row of zeros stays as it is."""
+def normalize(row: Row) -> Row:
+    """Divide a row by its Euclidean length; a row of zeros stays unchanged."""
     length = float(np.linalg.norm(row))
     return row / np.float32(length) if length > 0 else row
 
 
-def shortened(row: Row, dimensions: int | None) -> Row:
-    """The first `dimensions` numbers, as models with Matryoshka embeddings are made for.
+def shorten(row: Row, dimensions: int | None) -> Row:
+    """Return the first `dimensions` numbers, which Matryoshka embeddings are trained for; None returns the row.
 
     Raises:
-        BadInput: the row has fewer.
+        BadInput: `dimensions` is less than 1 or more than the row has.
     """
     if dimensions is None:
         return row
     if not 1 <= dimensions <= len(row):
-        raise BadInput(f"dimensions={dimensions}: the model has {len(row)}")
+        raise BadInput(
+            f"dimensions={dimensions} is not supported by this model; accepted are 1 to {len(row)}"
+        )
     return row[:dimensions]
 
 
 def probabilities(logits: Row, multi_label: bool) -> Row:
-    """Of one label or of several that can hold at once by the sigmoid, else by softmax."""
+    """Return probabilities: the sigmoid for one label or for multi-label models, or else the softmax."""
     if multi_label or len(logits) == 1:
         return np.asarray(1 / (1 + np.exp(-logits.astype(np.float64))), dtype=np.float32)
     exponentials = np.exp(logits - logits.max())

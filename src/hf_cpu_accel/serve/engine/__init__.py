@@ -1,4 +1,4 @@
-"""One causal language model for many clients: their sequences share each step, and the beginnings that they have in common."""
+"""Continuous batching: the sequences of many clients share each decode step and the KV cache of common prefixes."""
 
 from hf_cpu_accel.serve.engine.engine import Engine
 from hf_cpu_accel.serve.engine.generation import Generation, GenerationRequest

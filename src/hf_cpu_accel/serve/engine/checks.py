@@ -1,4 +1,4 @@
-"""Which models an engine takes, and how long their sequences may be."""
+"""Check that an engine supports a model, and find the maximum length of its sequences."""
 
 from __future__ import annotations
 
@@ -14,34 +14,33 @@ from hf_cpu_accel.serve.engine.batch import Batch
 from hf_cpu_accel.serve.engine.forward import Forward
 from hf_cpu_accel.tolerance import BATCHED
 
-_ACCEPTED = (
-    "accepted are decoders of transformers that generate (AutoModelForCausalLM) and keep keys and values only"
-)
+_ACCEPTED = "accepted are transformers decoders (AutoModelForCausalLM) whose only state is the KV cache"
 
 
 def check_model(model: Any) -> None:
-    """
+    """Check that an engine can generate with a model.
+
     Raises:
-        ValueError: the model is none that generates text from text with keys and values alone.
+        ValueError: the model does not generate, has an encoder, or has a state other than the KV cache.
     """
-    reason = _refusal(model)
+    reason = _why_unsupported(model)
     if reason is not None:
-        raise ValueError(f"model={type(model).__name__}: {reason}; {_ACCEPTED}")
+        raise ValueError(f"model={type(model).__name__} is not supported: {reason}; {_ACCEPTED}")
 
 
-def _refusal(model: Any) -> str | None:
+def _why_unsupported(model: Any) -> str | None:
     if not isinstance(model, GenerationMixin) or not model.can_generate():  # type: ignore[attr-defined]
         return "it does not generate"
     if model.config.is_encoder_decoder:  # type: ignore[attr-defined]
-        return "it has an encoder, whose output would be another for each sequence"
+        return "it has an encoder, whose output differs between sequences"
     return loop_refusal(model) or cache_refusal(model.config)  # type: ignore[attr-defined]
 
 
 def check_batches(forward: Forward) -> None:
-    """Let sequences of different lengths go on together, and compare with each of them alone.
+    """Decode sequences of different lengths in a batch, and compare the logits with those of each sequence alone.
 
     Raises:
-        ValueError: the model does not heed masks or positions, so that sequences would change one another's tokens.
+        ValueError: the logits differ, because the model ignores masks or positions.
     """
     vocabulary = forward.model.get_input_embeddings().num_embeddings
     batch, alone = Batch(forward, 2), []
@@ -54,41 +53,45 @@ def check_batches(forward: Forward) -> None:
     error = row_error(batch.step([text[-1] for text in texts]), torch.cat(alone))
     if not error <= BATCHED:
         raise ValueError(
-            f"model={type(forward.model).__name__}: sequences of different lengths in one batch get other logits than each "
-            f"alone, by {error:.0%}; {_ACCEPTED}, and heed attention_mask"
+            f"model={type(forward.model).__name__} is not supported: its logits in a batch differ by {error:.0%} from those of "
+            f"each sequence alone; {_ACCEPTED} and that use attention_mask and position_ids"
         )
 
 
 def longest(model: Any, max_length: int | None) -> int:
-    """
+    """Return the maximum number of tokens of a sequence.
+
     Args:
-        max_length: what is asked for, None: as many tokens as the model was made for.
+        model: the model.
+        max_length: the requested number; None for the limit of the model.
 
     Raises:
-        ValueError: the model cannot be given so many, or says nothing of a limit and none was given.
+        ValueError: more than the limit of the model, or None for a model whose config names no limit.
     """
     limit = _limit(model.config.get_text_config(decoder=True))
     if max_length is None:
         if limit is None:
             raise ValueError(
-                f"max_length=None: {type(model).__name__} says nothing about how many tokens it was made for; a number is needed"
+                f"max_length=None: the config of {type(model).__name__} has no max_position_embeddings; pass a number"
             )
         return limit
     if not isinstance(max_length, int) or max_length < 2 or (limit is not None and max_length > limit):
         raise ValueError(
-            f"max_length={max_length!r}: accepted are whole numbers from 2"
-            + (f" to {limit}" if limit else "")
+            f"max_length={max_length!r}: expected a whole number from 2" + (f" to {limit}" if limit else "")
         )
     return max_length
 
 
 def _limit(config: Any) -> int | None:
-    """How many tokens a sequence may have. Beyond some length, rotary frequencies that depend on the longest sequence of a batch
-    would make each sequence depend on its neighbors."""
+    """Return the maximum tokens of a sequence from the config; None if it names none.
+
+    With longrope and dynamic RoPE, the frequencies of long batches depend on the longest sequence. So the limit is the length up to
+    which they are constant.
+    """
     limits = [getattr(config, "max_position_embeddings", None)]
     rotary = getattr(config, "rope_parameters", None) or {}
     for settings in (rotary, *(value for value in rotary.values() if isinstance(value, dict))):
         if settings.get("rope_type") in ("longrope", "dynamic"):
             limits.append(settings.get("original_max_position_embeddings"))
-    known = [limit for limit in limits if limit is not None]
-    return min(known) if known else None
+    numbers = [limit for limit in limits if limit is not None]
+    return min(numbers) if numbers else None

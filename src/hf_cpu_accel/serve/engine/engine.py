@@ -1,9 +1,9 @@
-"""`Engine`: requests of many threads, and the one thread that computes them.
+"""`Engine`: continuous batching. Many threads submit requests, and one thread computes them.
 
-It stands on a cache of its own, whose rows a step computes in one call of `decoder_layers` (batch.py), and not on transformers'
-`ContinuousBatchingManager`, in which each layer is a few calls around its pages: for eight prompts of 32 tokens and 48 new ones,
-SmolLM2-135M in int8 takes 2.8 ms of a core per token here and 7.5 ms there, with our attention over its pages. What pages save is
-memory: here each row has room for as many tokens as the longest one, and half as many again.
+The engine has its own KV cache, whose rows a step computes in one call of `decoder_layers` (batch.py). It does not use the
+`ContinuousBatchingManager` of transformers, which makes several calls per layer around its pages. For eight prompts of 32 tokens
+and 48 new tokens, SmolLM2-135M in int8 takes 2.8 ms of a core per token here and 7.5 ms there, with this package's attention over
+its pages. Pages save memory: here each row has room for up to 1.5 times the tokens of the longest row.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from hf_cpu_accel.serve.engine.scheduler import Scheduler
 
 
 class Engine:
-    """Continuous batching of one causal language model for many clients (threads).
+    """Generate with one causal language model for many clients (threads), with continuous batching.
 
     Args:
-        model: a causal language model of transformers, accelerated or not. It must not be changed while the engine is there.
-        rows: how many sequences are computed at once.
-        waiting: how many more may wait; beyond that `submit` raises `Busy`.
-        max_length: of a prompt with its new tokens; None: what the model was made for.
-        prefill_chunk: tokens of prompts that are computed between two steps of the sequences that go on.
-        prefix_cache_bytes: how much the keys and values of earlier sequences may take; 0: none are kept.
+        model: a causal language model of transformers, accelerated or not. Do not change it while the engine runs.
+        rows: maximum number of sequences per step.
+        waiting: maximum number of waiting requests; `submit` raises `Busy` for more.
+        max_length: maximum tokens of a prompt with its new tokens; None for the limit of the model.
+        prefill_chunk: maximum tokens of prompts that are computed between two decode steps.
+        prefix_cache_bytes: maximum size of the prefix cache in bytes; 0 for no cache.
 
     Raises:
-        ValueError: a number below 1 (of bytes: 0), or a model that is not accepted, with the reason.
+        ValueError: a number below its minimum, or a model that is not supported, with the reason.
     """
 
     def __init__(
@@ -68,9 +68,7 @@ class Engine:
         self._threads = torch.get_num_threads()
         self._thread = threading.Thread(target=self._work, name="hf_cpu_accel.serve.engine", daemon=True)
         self._thread.start()
-        atexit.register(
-            self.close, timeout=0
-        )  # a thread that Python ends for us may be in the middle of a kernel
+        atexit.register(self.close, timeout=0)  # Python would stop a thread in the middle of a kernel
 
     def __enter__(self) -> Engine:
         return self
@@ -82,7 +80,7 @@ class Engine:
 
     @property
     def metrics(self) -> Metrics:
-        """Of this moment; any thread may ask."""
+        """Return the current metrics; any thread may call this."""
         scheduler, queue = self._scheduler, self._queue
         return dataclasses.replace(
             scheduler.metrics,
@@ -102,20 +100,23 @@ class Engine:
         do_sample: bool = False,
         seed: int | None = None,
     ) -> Generation:
-        """Ask for the tokens that follow a prompt; any thread may.
+        """Queue a request to continue a prompt; any thread may call this.
 
         Args:
             input_ids: the prompt.
-            eos_token_id: what ends the sequence; it is handed out as the last token.
-            logits_processor: a `LogitsProcessorList` of this request alone (temperature, top_p, penalties, ...).
-            do_sample: draw tokens, by `seed` if it is given; else the most probable ones are taken. With a seed they are those of
-                `generate` after `torch.manual_seed(seed)`, as far as rounding allows.
+            max_new_tokens: maximum number of new tokens.
+            eos_token_id: the tokens that end the sequence; the end token is the last token of the result.
+            logits_processor: a `LogitsProcessorList` for this request only (temperature, top_p, penalties, ...).
+            do_sample: sample tokens; False takes the most probable ones.
+            seed: seed for sampling. The tokens are those of `generate` after `torch.manual_seed(seed)`, up to rounding.
+
+        Returns:
+            The generation, which yields the tokens as they are computed.
 
         Raises:
-            Busy: so many requests wait already.
+            Busy: the queue is full.
             Stopping: after `close`.
-            ValueError: no tokens, tokens that the model does not have, more than `max_length` of them, or another number that
-                cannot be; it is named, with what is accepted.
+            ValueError: no tokens, unknown tokens, more than `max_length` tokens, or a number outside of its limits.
         """
         request = GenerationRequest(
             tuple(input_ids), max_new_tokens, _ends(eos_token_id), logits_processor, do_sample, seed
@@ -126,7 +127,7 @@ class Engine:
         return generation
 
     def close(self, timeout: float | None = None) -> None:
-        """Refuse new requests, and let those that were accepted finish. After `timeout` seconds, what is left is cancelled."""
+        """Reject new requests and finish the accepted ones; cancel those that run after `timeout` seconds."""
         atexit.unregister(self.close)
         self._queue.close()
         self._thread.join(timeout)
@@ -137,39 +138,39 @@ class Engine:
     def _check(self, request: GenerationRequest) -> None:
         ids, new, seed = request.input_ids, request.max_new_tokens, request.seed
         if not ids:
-            raise ValueError("input_ids is empty: at least one token is needed")
+            raise ValueError("input_ids is empty: expected at least one token")
         _check_number("max_new_tokens", new, least=1)
         if seed is not None and (not isinstance(seed, int) or not 0 <= seed < 1 << 63):
-            raise ValueError(f"seed={seed!r}: accepted are whole numbers from 0 to 2^63 - 1, or None")
+            raise ValueError(f"seed={seed!r}: expected a whole number from 0 to 2^63 - 1, or None")
         if len(ids) + new > self.max_length:
             raise ValueError(
-                f"input_ids has {len(ids)} tokens and max_new_tokens={new}: together at most {self.max_length} are accepted"
+                f"input_ids has {len(ids)} tokens and max_new_tokens={new}: expected at most {self.max_length} together"
             )
         for token in ids:
             if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < self._vocabulary:
                 raise ValueError(
-                    f"input_ids has {token!r}: accepted are whole numbers from 0 to {self._vocabulary - 1}"
+                    f"input_ids contains {token!r}: expected whole numbers from 0 to {self._vocabulary - 1}"
                 )
 
     def _work(self) -> None:
-        torch.set_num_threads(self._threads)  # a thread's own
+        torch.set_num_threads(self._threads)  # the setting is per thread
         scheduler, queue = self._scheduler, self._queue
         error: BaseException | None = None
         try:
             with torch.no_grad():
                 while queue.wait(busy=scheduler.active > 0):
-                    for left in queue.take_cancelled(everything=scheduler.stopping):
-                        scheduler.drop(left)
-                    while scheduler.has_room and (generation := queue.take()) is not None:
-                        scheduler.admit(generation)
+                    for generation in queue.take_cancelled(everything=scheduler.stopping):
+                        scheduler.drop(generation)
+                    while scheduler.has_room and (waiting := queue.take()) is not None:
+                        scheduler.admit(waiting)
                     scheduler.advance()
-        except BaseException as unforeseen:
-            error = unforeseen
+        except BaseException as unexpected:
+            error = unexpected
             raise
-        finally:  # no client may wait for a thread that is not there
+        finally:  # no client may wait for a thread that has ended
             queue.close()
-            for left in queue.take_cancelled(everything=True):
-                left.finish(None, error)
+            for generation in queue.take_cancelled(everything=True):
+                generation.finish(None, error)
             scheduler.fail_all(error)
 
 
@@ -181,4 +182,4 @@ def _ends(eos_token_id: int | Sequence[int] | None) -> frozenset[int]:
 
 def _check_number(name: str, value: object, least: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"{name}={value!r}: accepted are whole numbers from {least}")
+        raise ValueError(f"{name}={value!r}: expected a whole number from {least}")

@@ -1,4 +1,4 @@
-"""The calls of a model that an engine makes: tokens, positions and masks in, the logits of the last token out."""
+"""The forward calls of an engine: from tokens, positions and masks to the logits of the last tokens."""
 
 from __future__ import annotations
 
@@ -16,49 +16,52 @@ from hf_cpu_accel.serve.engine.storage import Layout, Storage, empty_cache
 
 
 class Forward:
-    """A model with its layout.
+    """A model and the layout of its KV cache.
 
     Args:
-        model: one for which `refusal` of checks.py has nothing to say.
+        model: a model that passes `checks.check_model`.
 
     Attributes:
-        layout: what the model keeps of each token.
+        layout: layout of the keys and values of a token.
     """
 
     def __init__(self, model: Any) -> None:
         self.model = model
-        self._takes = inspect.signature(model.forward).parameters
-        # In what `generate` of the accelerated model stores them.
+        self._parameters = inspect.signature(model.forward).parameters
+        # The dtype of the KV cache in `generate` of the accelerated model.
         self._dtype = getattr(model.generate, "cache_dtype", None)
         cache = self.new_cache()
         self.extend(cache, [0, 1], 0)
         self.layout = Layout.of(cache)
 
     def new_cache(self) -> CPUCache:
+        """Return an empty cache."""
         return empty_cache(self.model.config, self._dtype)
 
     def new_row(self, capacity: int) -> tuple[Storage, CPUCache]:
-        """Room for one sequence, and the cache that is about it."""
+        """Return a storage for one sequence of up to `capacity` tokens, and its cache."""
         storage, cache = Storage(self.layout, 1, capacity), self.new_cache()
         storage.attach(cache, 1, 0)
         return storage, cache
 
     def steps(self, cache: CPUCache, length: int) -> DecodeSteps:
-        """For calls with one token of each sequence, whose cache holds `length` positions."""
+        """Return the captured steps for calls with one token per sequence, after `length` positions in the cache."""
         return DecodeSteps(self.model, cache, length + 1, None)
 
     def __call__(
         self, ids: Tensor, positions: Tensor, mask: Tensor, cache: CPUCache, steps: DecodeSteps | None = None
     ) -> Tensor:
-        """
+        """Append tokens to the sequences of a cache and return the logits of the last ones.
+
         Args:
-            ids, positions: int64 [B, q_len], the tokens and where each of them stands in its own sequence.
-            mask: int64 [B, tokens in the cache + q_len], 1 where there is a token.
-            cache: gets the keys and values.
-            steps: of that cache, for calls with one token that follow one another.
+            ids: the tokens, int64 [B, q_len].
+            positions: their positions in their sequences, int64 [B, q_len].
+            mask: int64 [B, tokens in the cache + q_len], 1 for a token, 0 for padding.
+            cache: the cache, to which the keys and values are appended.
+            steps: the captured steps of that cache, for consecutive calls with one token per sequence.
 
         Returns:
-            float32 [B, vocabulary], of the last token of each sequence.
+            Logits of the last token of each sequence, float32 [B, vocabulary].
         """
         inputs: dict[str, Any] = {
             "input_ids": ids,
@@ -68,13 +71,13 @@ class Forward:
             "use_cache": True,
             "logits_to_keep": 1,
         }
-        taken = {name: value for name, value in inputs.items() if name in self._takes}
-        outputs = self.model(**taken, return_dict=True) if steps is None else steps(taken)
+        accepted = {name: value for name, value in inputs.items() if name in self._parameters}
+        outputs = self.model(**accepted, return_dict=True) if steps is None else steps(accepted)
         logits: Tensor = outputs.logits
         return logits[:, -1].float()
 
     def extend(self, cache: CPUCache, tokens: Sequence[int], first: int) -> Tensor:
-        """Append tokens to a cache of one sequence, of which it holds `first`."""
+        """Append tokens to a cache that contains the first `first` tokens of one sequence; return the logits of the last one."""
         last = first + len(tokens)
         positions = torch.arange(first, last)[None]
         return self(torch.tensor([tokens]), positions, torch.ones(1, last, dtype=torch.long), cache)

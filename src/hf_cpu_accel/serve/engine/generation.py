@@ -1,4 +1,4 @@
-"""A request to an engine, and what its client holds of it: the tokens as they come."""
+"""A request to an engine, and the handle of the client, which yields the tokens."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ FinishReason = Literal["stop", "length", "cancelled"]
 
 @dataclass(frozen=True)
 class GenerationRequest:
-    """What a client asked for; see `Engine.submit`.
+    """The arguments of a request; see `Engine.submit`.
 
     Attributes:
         input_ids: the prompt.
+        max_new_tokens: maximum number of new tokens.
         ends: the tokens that end a sequence.
-        logits_processor: None or a `LogitsProcessorList` of this request alone.
+        logits_processor: None or a `LogitsProcessorList` for this request only.
+        do_sample: True to sample tokens.
+        seed: seed for sampling, or None.
     """
 
     input_ids: tuple[int, ...]
@@ -30,14 +33,14 @@ class GenerationRequest:
 
 
 class Generation:
-    """The tokens of one request. Iterating waits for them; several threads may iterate, each gets all from the first on.
+    """The tokens of one request. Iterating waits for tokens; each of several iterating threads gets all tokens.
 
     Attributes:
-        request: what was asked for.
-        prompt_tokens: length of the prompt.
-        cached_tokens: how many of them were found in the prefix cache, known with the first token.
-        finish_reason: None while it runs; "stop" after an end token, which is the last of the tokens then, "length" after
-            max_new_tokens, "cancelled". None for good where it failed: iterating raises then what was raised in the engine.
+        request: the arguments of the request.
+        prompt_tokens: number of tokens of the prompt.
+        cached_tokens: number of these tokens from the prefix cache, known with the first new token.
+        finish_reason: "stop" after an end token, which is the last token; "length" after max_new_tokens; "cancelled"; None while
+            the request runs, and after an error, which iterating raises.
     """
 
     def __init__(self, request: GenerationRequest) -> None:
@@ -52,63 +55,67 @@ class Generation:
         self._changed = threading.Condition()
 
     def __iter__(self) -> Iterator[int]:
-        """The new tokens, as they come.
+        """Yield the new tokens as they are computed.
 
         Raises:
-            BaseException: what this request failed with.
+            BaseException: the error of this request in the engine.
         """
         position = 0
-        while fresh := self._after(position):
-            yield from fresh
-            position += len(fresh)
+        while tokens := self._after(position):
+            yield from tokens
+            position += len(tokens)
         if self._error is not None:
             raise self._error
 
     def cancel(self) -> None:
-        """Ask for no more tokens. The engine drops the request at its next step; what came before stays readable."""
+        """Cancel the request at the next step of the engine; the tokens so far stay readable."""
         self._cancelled = True
 
     @property
     def is_cancelled(self) -> bool:
-        """Whether `cancel` was called, be it in time or not."""
+        """Return whether `cancel` was called, also after the end."""
         return self._cancelled
 
     @property
     def done(self) -> bool:
-        """Whether there will be no more tokens."""
+        """Return whether the request has ended."""
         return self._done
 
     def result(self, timeout: float | None = None) -> list[int]:
-        """All new tokens, once there will be no more.
+        """Wait for the end of the request and return all new tokens.
+
+        Args:
+            timeout: maximum time in seconds; None for no limit.
 
         Raises:
-            TimeoutError: after `timeout` seconds.
-            BaseException: what this request failed with.
+            TimeoutError: the request runs longer than `timeout`.
+            BaseException: the error of this request in the engine.
         """
-        began = time.monotonic()
+        start = time.monotonic()
         with self._changed:
             if not self._changed.wait_for(lambda: self._done, timeout):
                 raise TimeoutError(
-                    f"{len(self._tokens)} of {self.request.max_new_tokens} tokens after {time.monotonic() - began:.1f} s"
+                    f"timeout={timeout}: {len(self._tokens)} of {self.request.max_new_tokens} tokens after "
+                    f"{time.monotonic() - start:.1f} s; pass a longer timeout, or call cancel()"
                 )
             if self._error is not None:
                 raise self._error
             return list(self._tokens)
 
     def _after(self, position: int) -> list[int]:
-        """The tokens from `position` on, as soon as there is one; none if there will be none."""
+        """Wait for tokens from `position` on and return them; an empty list at the end."""
         with self._changed:
             self._changed.wait_for(lambda: self._done or len(self._tokens) > position)
             return self._tokens[position:]
 
     def put(self, token: int) -> None:
-        """The engine's: one more token."""
+        """Append a token; called by the engine."""
         with self._changed:
             self._tokens.append(token)
             self._changed.notify_all()
 
     def finish(self, reason: FinishReason | None, error: BaseException | None = None) -> None:
-        """The engine's: there will be no more, because of `reason` or of `error`."""
+        """End the request because of `reason` or `error`; called by the engine."""
         with self._changed:
             self.finish_reason, self._error, self._done = reason, error, True
             self._changed.notify_all()

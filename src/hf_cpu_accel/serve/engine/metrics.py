@@ -1,4 +1,4 @@
-"""What an engine counts."""
+"""The metrics of an engine."""
 
 from __future__ import annotations
 
@@ -7,16 +7,19 @@ from dataclasses import dataclass
 
 @dataclass
 class Metrics:
-    """Numbers since the engine was made, and of this moment.
+    """Current numbers, and totals since the creation of the engine.
 
     Attributes:
-        running: requests that are being computed: their prompt, or token after token.
-        waiting: requests in the queue.
-        requests, completed, cancelled, failed: submitted so far, and how they ended.
-        prompt_tokens: in prompts that were begun.
-        prefix_tokens: of those, how many were found in the prefix cache.
-        generated_tokens: handed to clients.
-        prefix_cache_bytes: held by the prefix cache.
+        running: number of running requests, in prefill or decode.
+        waiting: number of requests in the queue.
+        requests: total of submitted requests.
+        completed: total of completed requests.
+        cancelled: total of cancelled requests.
+        failed: total of failed requests.
+        prompt_tokens: total of tokens in started prompts.
+        prefix_tokens: total of these tokens that were in the prefix cache.
+        generated_tokens: total of new tokens.
+        prefix_cache_bytes: size of the prefix cache in bytes.
     """
 
     running: int = 0

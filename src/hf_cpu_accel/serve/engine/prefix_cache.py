@@ -1,7 +1,7 @@
-"""What earlier sequences began with: their keys and values in blocks, to be copied into those that begin alike.
+"""The prefix cache: keys and values of earlier sequences in blocks, which are copied into sequences with the same prefix.
 
-A tree of blocks, as vLLM's and SGLang's (RadixAttention, Zheng et al. 2023, arXiv:2312.07104) prefix caches: what several
-sequences begin with is held once. A key depends on all tokens before it, so a block belongs to the path to it.
+The blocks form a tree, as in the prefix caches of vLLM and SGLang (RadixAttention, Zheng et al. 2023, arXiv:2312.07104), so that a
+common prefix is stored once. Keys and values depend on all tokens before them, so a block belongs to its path in the tree.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ BLOCK = 32  # tokens
 
 
 class Block:
-    """The keys and values of `BLOCK` tokens that follow those of the blocks above."""
+    """The keys and values of `BLOCK` tokens that follow the tokens of the parent blocks."""
 
     __slots__ = ("children", "parent", "part", "tokens")
 
@@ -24,56 +24,60 @@ class Block:
 
 
 class PrefixCache:
-    """Blocks of at most `limit` bytes together; those that were not used for the longest time go first.
+    """Blocks of at most `limit` bytes in total; the least recently used blocks are removed first.
 
-    Attributes:
-        bytes: held at the moment.
+    Args:
+        layout: layout of the keys and values of a token.
+        limit: maximum size in bytes.
     """
 
     def __init__(self, layout: Layout, limit: int) -> None:
         self._layout, self._limit = layout, limit
         self._block_bytes = layout.token_bytes * BLOCK
         self._root = Block((), None, [])
-        # From the least to the most recently used. A block is always less recent than the one above it: the first has none below.
+        # From the least to the most recently used. A block is always before its parent, so the first block has no children.
         self._used: dict[Block, None] = {}
 
     @property
     def bytes(self) -> int:
+        """Return the current size in bytes."""
         return len(self._used) * self._block_bytes
 
     def match(self, ids: Sequence[int]) -> list[Block]:
-        """The blocks that `ids` begins with."""
+        """Return the blocks of the longest cached prefix of `ids`."""
         path, block = [], self._root
         for first in range(0, len(ids) - BLOCK + 1, BLOCK):
-            below = block.children.get(tuple(ids[first : first + BLOCK]))
-            if below is None:
+            child = block.children.get(tuple(ids[first : first + BLOCK]))
+            if child is None:
                 break
-            path.append(below)
-            block = below
+            path.append(child)
+            block = child
         self._touch(path)
         return path
 
     def add(self, ids: Sequence[int], read: Callable[[int, int], Part]) -> None:
-        """Keep what whole blocks of `ids` there are.
+        """Add the complete blocks of `ids`, as far as they fit.
 
         Args:
-            read: gives the keys and values of the positions from one to another.
+            ids: the tokens of a sequence.
+            read: returns the keys and values of the positions from its first argument to its second.
         """
         path = self.match(ids)
         for first in range(len(path) * BLOCK, len(ids) - BLOCK + 1, BLOCK):
-            above = path[-1] if path else self._root
-            if not self._make_room(above):
+            parent = path[-1] if path else self._root
+            if not self._make_room(parent):
                 return
             part = self._layout.empty(BLOCK)
-            for kept, values in zip(part, read(first, first + BLOCK), strict=True):
-                kept.copy_(values)
-            block = Block(tuple(ids[first : first + BLOCK]), above, part)
-            above.children[block.tokens] = block
+            for target, values in zip(part, read(first, first + BLOCK), strict=True):
+                target.copy_(values)
+            block = Block(tuple(ids[first : first + BLOCK]), parent, part)
+            parent.children[block.tokens] = block
             path.append(block)
             self._used[block] = None
             self._touch(path)
 
     def clear(self) -> None:
+        """Remove all blocks."""
         self._root.children.clear()
         self._used.clear()
 
@@ -82,11 +86,11 @@ class PrefixCache:
             del self._used[block]
             self._used[block] = None
 
-    def _make_room(self, above: Block) -> bool:
-        """Whether one more block fits, below `above`, which stays."""
+    def _make_room(self, parent: Block) -> bool:
+        """Remove blocks until one more fits below `parent`, which stays; return False if that is not possible."""
         while (len(self._used) + 1) * self._block_bytes > self._limit:
             oldest = next(iter(self._used), None)
-            if oldest is None or oldest is above:
+            if oldest is None or oldest is parent:
                 return False
             assert oldest.parent is not None
             del oldest.parent.children[oldest.tokens]

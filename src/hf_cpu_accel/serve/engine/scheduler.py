@@ -1,4 +1,4 @@
-"""What is computed next: a chunk of the prompts that have come, then a token of each sequence that goes on."""
+"""The scheduler: each step computes a chunk of new prompts, then a token of each running sequence."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from hf_cpu_accel.serve.engine.storage import Part
 
 
 class _Sequence:
-    """A request that has a row.
+    """A request with a row.
 
     Attributes:
         ids: the prompt and the new tokens.
-        done: how many of them have keys and values in `storage`, as long as the prompt is being computed.
+        done: during prefill, the number of tokens whose keys and values are in `storage`.
     """
 
     def __init__(self, generation: Generation, forward: Forward) -> None:
@@ -30,19 +30,20 @@ class _Sequence:
 
     @property
     def missing(self) -> int:
-        """Tokens of the prompt that are to be computed."""
+        """Return the number of tokens of the prompt that are not computed yet."""
         return self.generation.prompt_tokens - self.done
 
     def read(self, first: int, last: int) -> Part:
+        """Return views of the keys and values of the positions `first` to `last`."""
         return self.storage.part(0, first, last)
 
 
 class Scheduler:
-    """Belongs to one thread; see `Engine` for the arguments.
+    """The scheduler of one thread; see `Engine` for the arguments.
 
     Attributes:
-        metrics: what has been counted so far.
-        stopping: set from outside: all are cancelled at the next step.
+        metrics: the metrics so far.
+        stopping: set by another thread to cancel all requests at the next step.
     """
 
     def __init__(self, forward: Forward, *, rows: int, prefill_chunk: int, prefix_cache_bytes: int) -> None:
@@ -56,19 +57,21 @@ class Scheduler:
 
     @property
     def active(self) -> int:
-        """How many requests have a row."""
+        """Return the number of requests with a row."""
         return len(self._prompts) + len(self._running)
 
     @property
     def has_room(self) -> bool:
+        """Return whether a row is free."""
         return self.active < self._rows
 
     @property
     def prefix_cache_bytes(self) -> int:
+        """Return the size of the prefix cache in bytes."""
         return self._prefixes.bytes
 
     def admit(self, generation: Generation) -> None:
-        """Begin with a request."""
+        """Start a request."""
         try:
             self._prompts.append(_Sequence(generation, self._forward))
         except Exception as error:
@@ -76,18 +79,18 @@ class Scheduler:
         self.metrics.prompt_tokens += generation.prompt_tokens
 
     def advance(self) -> None:
-        """Compute up to a chunk of prompts, and a token of each sequence."""
+        """Compute up to a chunk of prompts, then a token of each running sequence."""
         self._drop_cancelled()
         self._prefill()
         if self._running:
             self._decode()
 
     def drop(self, generation: Generation) -> None:
-        """A request whose client has left, wherever it was."""
+        """End a cancelled request."""
         self._end(generation, "cancelled")
 
     def fail_all(self, error: BaseException | None) -> None:
-        """The end of the thread: what is left will not be gone on with."""
+        """End all requests with an error, at the end of the thread."""
         for sequence in (*self._prompts, *self._running):
             self._end(sequence.generation, None, error)
         self._prompts.clear()
@@ -100,13 +103,13 @@ class Scheduler:
                 self.drop(sequence.generation)
         for row in reversed(range(len(self._running))):
             if self.stopping or self._running[row].generation.is_cancelled:
-                self.drop(self._leave(row).generation)
+                self.drop(self._remove(row).generation)
 
     def _prefill(self) -> None:
-        """In turns: who has had a chunk goes to the end of the line."""
+        """Compute chunks of prompts in turns: after a chunk, a prompt moves to the end of the line."""
         budget = self._chunk
         while self._prompts and budget >= min(BLOCK, self._chunk, self._prompts[0].missing):
-            sequence = self._prompts[0]  # it stays in the line, and so among those that have a row
+            sequence = self._prompts[0]  # it stays in the line, so that it counts as active
             try:
                 budget -= self._prefill_chunk(sequence, budget)
             except Exception as error:
@@ -119,59 +122,59 @@ class Scheduler:
                 self._prompts.popleft()
 
     def _prefill_chunk(self, sequence: _Sequence, budget: int) -> int:
-        """Up to `budget` tokens of a prompt, and with the last one the first new token; returns how many were computed."""
+        """Compute up to `budget` tokens of a prompt, and after the last one the first new token; return the number of tokens."""
         prompt = sequence.ids
-        self._take_prefix(sequence)
+        self._copy_prefix(sequence)
         first, last = sequence.done, min(sequence.done + budget, len(prompt))
         logits = self._forward.extend(sequence.cache, prompt[first:last], first)
         sequence.done = last
         self._prefixes.add(prompt[:last], sequence.read)
         if last == len(prompt):
             token = largest(logits)[0] if sequence.choice.is_plain else sequence.choice(prompt, logits[0])
-            if not self._hand_out(sequence, token):
+            if not self._append(sequence, token):
                 self._batch.add(sequence.read(0, last))
                 self._running.append(sequence)
                 del sequence.storage, sequence.cache
         return last - first
 
-    def _take_prefix(self, sequence: _Sequence) -> None:
-        """What others have computed already, or since the last chunk. The last token is left: its logits are wanted."""
+    def _copy_prefix(self, sequence: _Sequence) -> None:
+        """Copy the cached prefix of a prompt, except for the last token, whose logits are needed."""
         blocks = self._prefixes.match(sequence.ids[:-1])
-        found = len(blocks) * BLOCK
-        if found <= sequence.done:
+        cached = len(blocks) * BLOCK
+        if cached <= sequence.done:
             return
-        begun = sequence.done // BLOCK
-        for number, block in enumerate(blocks[begun:], start=begun):
+        start = sequence.done // BLOCK
+        for number, block in enumerate(blocks[start:], start=start):
             sequence.storage.write(0, number * BLOCK, block.part)
-        sequence.storage.attach(sequence.cache, 1, found)
-        self.metrics.prefix_tokens += found - sequence.done
-        sequence.generation.cached_tokens += found - sequence.done
-        sequence.done = found
+        sequence.storage.attach(sequence.cache, 1, cached)
+        self.metrics.prefix_tokens += cached - sequence.done
+        sequence.generation.cached_tokens += cached - sequence.done
+        sequence.done = cached
 
     def _decode(self) -> None:
         try:
             logits = self._batch.step([sequence.ids[-1] for sequence in self._running])
-        except Exception as error:  # it is not known whose fault it is, or what was written
+        except Exception as error:  # unknown which sequence caused it, and what was written to the cache
             for sequence in self._running:
                 self._end(sequence.generation, None, error)
             self._running, self._batch = [], Batch(self._forward, self._rows)
             return
         plain = any(sequence.choice.is_plain for sequence in self._running)
-        chosen = largest(logits) if plain else []
+        argmax = largest(logits) if plain else []
         for row in reversed(range(len(self._running))):
             sequence = self._running[row]
             try:
                 token = (
-                    chosen[row] if sequence.choice.is_plain else sequence.choice(sequence.ids, logits[row])
+                    argmax[row] if sequence.choice.is_plain else sequence.choice(sequence.ids, logits[row])
                 )
             except Exception as error:
-                self._end(self._leave(row).generation, None, error)
+                self._end(self._remove(row).generation, None, error)
                 continue
-            if self._hand_out(sequence, token):
-                self._leave(row)
+            if self._append(sequence, token):
+                self._remove(row)
 
-    def _hand_out(self, sequence: _Sequence, token: int) -> bool:
-        """Whether this was the last token."""
+    def _append(self, sequence: _Sequence, token: int) -> bool:
+        """Append a token and pass it to the client; return True if it is the last one."""
         generation, request = sequence.generation, sequence.generation.request
         sequence.ids.append(token)
         generation.put(token)
@@ -182,8 +185,8 @@ class Scheduler:
             self._end(generation, "length")
         return generation.done
 
-    def _leave(self, row: int) -> _Sequence:
-        """Keep what the sequence has for others that begin so; the last row takes its place."""
+    def _remove(self, row: int) -> _Sequence:
+        """Remove a row and add its sequence to the prefix cache; the last row moves to its place."""
         sequence, batch = self._running[row], self._batch
         length = batch.lengths[row]
         self._prefixes.add(sequence.ids[:length], lambda first, last: batch.read(row, first, last))

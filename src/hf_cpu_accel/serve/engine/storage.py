@@ -1,4 +1,4 @@
-"""Keys and values of several sequences, all layers of one shape in one tensor: what moves a sequence is one copy."""
+"""Storage for the keys and values of several sequences. One tensor has all layers of one shape, so one copy moves a sequence."""
 
 from __future__ import annotations
 
@@ -11,12 +11,19 @@ from torch import Tensor
 from hf_cpu_accel.generate.cache import CPUCache, CPUCacheLayer
 
 Part = list[Tensor]
-"""Some positions of one sequence: per group of a layout [members, kv_heads, positions, width]."""
+"""Keys and values of some positions of one sequence, per group of a layout [members, kv_heads, positions, width]."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where the keys and the values of a layer are: (group, member) of each; and how it passes them, as its cache layer knows."""
+    """The place of the keys and values of a layer.
+
+    Attributes:
+        key: (group, member) of the keys.
+        value: (group, member) of the values.
+        dtype: dtype in which the cache layer returns them.
+        repeats: how often the cache layer repeats each head.
+    """
 
     key: tuple[int, int]
     value: tuple[int, int]
@@ -26,11 +33,11 @@ class Place:
 
 @dataclass(frozen=True)
 class Layout:
-    """What a model keeps of each token.
+    """The keys and values that a model stores per token.
 
     Attributes:
-        groups: (members, kv_heads, width, dtype): so many keys or values of this shape. Most models have one group.
-        places: of each layer; None for those that keep nothing.
+        groups: (members, kv_heads, width, dtype): the number of keys or values with this shape. Most models have one group.
+        places: the place of each layer; None for layers without keys and values.
     """
 
     groups: tuple[tuple[int, int, int, torch.dtype], ...]
@@ -38,7 +45,7 @@ class Layout:
 
     @classmethod
     def of(cls, cache: CPUCache) -> Layout:
-        """That of a cache in which there are tokens."""
+        """Return the layout of a cache that is not empty."""
         members: dict[tuple[int, int, torch.dtype], int] = {}
 
         def place(storage: Tensor) -> tuple[int, int]:
@@ -58,10 +65,11 @@ class Layout:
 
     @property
     def token_bytes(self) -> int:
+        """Return the size of a token in bytes."""
         return sum(members * heads * width * dtype.itemsize for members, heads, width, dtype in self.groups)
 
     def empty(self, positions: int) -> Part:
-        """Room for so many positions."""
+        """Return an uninitialized part with this number of positions."""
         return [
             torch.empty(members, heads, positions, width, dtype=dtype)
             for members, heads, width, dtype in self.groups
@@ -69,7 +77,7 @@ class Layout:
 
 
 class Storage:
-    """Room for `rows` sequences of up to `capacity` tokens.
+    """Storage for `rows` sequences of up to `capacity` tokens.
 
     Attributes:
         groups: per group of the layout [members, rows, kv_heads, capacity, width].
@@ -77,33 +85,33 @@ class Storage:
 
     def __init__(self, layout: Layout, rows: int, capacity: int) -> None:
         self.layout, self.rows, self.capacity = layout, rows, capacity
-        # Layers that are not fused read what is before a sequence with probability 0, which makes a NaN of what NaN is there.
+        # Zeros, because layers that are not fused read the padding with probability 0, and 0 * NaN is NaN.
         self.groups = [
             torch.zeros(members, rows, heads, capacity, width, dtype=dtype)
             for members, heads, width, dtype in layout.groups
         ]
 
     def part(self, row: int, first: int, last: int) -> Part:
-        """Views of the positions `first` to `last` of a row."""
+        """Return views of the positions `first` to `last` of a row."""
         return [group[:, row, :, first:last] for group in self.groups]
 
     def write(self, row: int, first: int, part: Part) -> None:
-        """Copy `part` to the positions from `first` on."""
+        """Copy `part` to the positions of a row from `first` on."""
         for group, values in zip(self.groups, part, strict=True):
             group[:, row, :, first : first + values.shape[2]] = values
 
     def attach(self, cache: CPUCache, rows: int, length: int) -> None:
-        """Let `cache` be about the first `rows` rows, in which there are `length` tokens."""
+        """Make `cache` use the first `rows` rows, which contain `length` tokens."""
+        layer: Any
         for layer, place in zip(cache.layers, self.layout.places, strict=True):
             if place is not None:
-                held: Any = layer
-                held.key_storage = self.groups[place.key[0]][place.key[1], :rows]
-                held.value_storage = self.groups[place.value[0]][place.value[1], :rows]
-                held.dtype, held.repeats, held.length = place.dtype, place.repeats, length
+                layer.key_storage = self.groups[place.key[0]][place.key[1], :rows]
+                layer.value_storage = self.groups[place.value[0]][place.value[1], :rows]
+                layer.dtype, layer.repeats, layer.length = place.dtype, place.repeats, length
 
 
 def empty_cache(config: Any, dtype: torch.dtype | None) -> CPUCache:
-    """A cache all of whose layers keep all tokens: windows are left to masks, so that sequences end at one position in each."""
+    """Return an empty cache whose layers store all tokens. Masks implement sliding windows, so that all layers have one length."""
     cache = CPUCache(config, dtype)
     cache.layers = [
         CPUCacheLayer(dtype) if isinstance(layer, CPUCacheLayer) else layer for layer in cache.layers

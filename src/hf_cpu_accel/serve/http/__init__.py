@@ -1,1 +1,1 @@
-"""The HTTP server: text-embeddings-inference's and OpenAI's endpoints around the models in service."""
+"""The HTTP server, with the endpoints of text-embeddings-inference and OpenAI."""

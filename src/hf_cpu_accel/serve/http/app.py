@@ -1,4 +1,4 @@
-"""The application: every endpoint that the models in service have, behind the gate."""
+"""The ASGI application: all endpoints behind the gate."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from hf_cpu_accel.serve.models import ENDPOINTS, Models
 
 
 class Service:
-    """An ASGI application.
+    """The server as an ASGI application, `app`.
 
     Args:
-        models: what it serves; the caller closes them.
-        metrics: those that the batchers of `models` write to.
-        api_key, max_body, max_upload: see `Gate`.
+        models: the models to serve; the caller closes them.
+        metrics: the metrics that the batchers of `models` write to; None creates new ones.
+        api_key: see `Gate`.
+        max_body: see `Gate`.
+        max_upload: see `Gate`.
     """
 
     def __init__(
@@ -32,11 +34,11 @@ class Service:
         self.metrics = metrics or Metrics()
         api = FastAPI(title="hf_cpu_accel", docs_url="/docs", redoc_url=None)
         errors.install(api)
-        for plain in (tei, openai_embeddings, transcription):
-            api.include_router(plain.router(models))
-        for counting in (chat, completions, status):
-            api.include_router(counting.router(models, self.metrics))
+        for module in (tei, openai_embeddings, transcription):
+            api.include_router(module.router(models))
+        for module_with_metrics in (chat, completions, status):
+            api.include_router(module_with_metrics.router(models, self.metrics))
         self.gate = Gate(api, api_key=api_key, max_body=max_body, max_upload=max_upload)
         endpoints = {path for paths in ENDPOINTS.values() for path in paths}
-        known = frozenset({*endpoints, "/health", "/metrics", "/v1/models"})
-        self.app = MetricsMiddleware(self.gate, self.metrics, known)
+        paths = frozenset({*endpoints, "/health", "/metrics", "/v1/models"})
+        self.app = MetricsMiddleware(self.gate, self.metrics, paths)

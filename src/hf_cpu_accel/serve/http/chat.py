@@ -1,4 +1,4 @@
-"""`/v1/chat/completions`, as OpenAI has it: the next message of a chat, with tools where the model's template has them."""
+"""`/v1/chat/completions` of the OpenAI API: the next message of a chat, with tools if the chat template supports them."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from openai.types.chat.chat_completion_chunk import ChoiceDelta
 from transformers.cli.serving.utils import BaseHandler, Modality, ReasoningText, ToolCall
 
 from hf_cpu_accel.serve.http.chat_schemas import ChatRequest, Message
-from hf_cpu_accel.serve.http.completions import Answer, counted, without_usage
+from hf_cpu_accel.serve.http.completions import Answer, count_usage, null_usage
 from hf_cpu_accel.serve.http.errors import Refused
 from hf_cpu_accel.serve.http.metrics import Metrics
 from hf_cpu_accel.serve.http.sse import event_stream
-from hf_cpu_accel.serve.language.model import LanguageModel, Wants
+from hf_cpu_accel.serve.language.model import Form, LanguageModel
 from hf_cpu_accel.serve.language.parser import Piece
 from hf_cpu_accel.serve.language.stream import finish_reason
 from hf_cpu_accel.serve.language.text import Prompt
@@ -33,29 +33,32 @@ from hf_cpu_accel.serve.models import Models
 
 
 def router(models: Models, metrics: Metrics) -> APIRouter:
-    """The endpoint around `models`."""
+    """Return the endpoint for `models`."""
     routes = APIRouter()
 
     @routes.post("/v1/chat/completions")
     async def chat_completions(request: ChatRequest) -> Response:
         model: LanguageModel = models.find(request.model, "generate")
         prompt = model.chat_prompt(
-            _messages(request.messages), request.given_tools, request.variables, request.hints
+            _messages(request.messages), request.prompt_tools, request.variables, request.hints
         )
         answer = await _begin(model, request, prompt)
-        named: dict[str, Any] = {
+        head: dict[str, Any] = {
             "id": f"chatcmpl-{uuid.uuid4().hex}",
             "created": int(time.time()),
             "model": model.name,
         }
         if request.stream:
-            return event_stream(_chunks(model, request, answer, metrics, named), on_end=answer[0].cancel)
+            return event_stream(_chunks(model, request, answer, metrics, head), on_end=answer[0].cancel)
         message = _message([piece async for piece in model.pieces(*answer)])
         choice = Choice.model_construct(
             index=0, message=message, finish_reason=finish_reason(*answer), logprobs=None
         )
         completion = ChatCompletion.model_construct(
-            choices=[choice], object="chat.completion", usage=counted(metrics, model.name, [answer]), **named
+            choices=[choice],
+            object="chat.completion",
+            usage=count_usage(metrics, model.name, [answer]),
+            **head,
         )
         return Response(completion.model_dump_json(), media_type="application/json")
 
@@ -63,42 +66,44 @@ def router(models: Models, metrics: Metrics) -> APIRouter:
 
 
 async def _begin(model: LanguageModel, request: ChatRequest, prompt: Prompt) -> Answer:
-    """Ask for an answer, which a grammar makes what it has to be."""
-    wants: Wants = "anything"
+    """Start an answer, with a grammar if the request demands a tool call or JSON."""
+    form: Form = "anything"
     mask = None
-    # Grammars take their time, up to a second.
+    # In a thread, because a grammar may take up to a second.
     if request.must_call:
-        wants, mask = "call", await asyncio.to_thread(model.grammars.call, request.callable_tools)
+        form, mask = "call", await asyncio.to_thread(model.grammars.call, request.callable_tools)
     elif request.answer_schema is not None:
-        wants, mask = "JSON", await asyncio.to_thread(model.grammars.json, request.answer_schema)
-    text = model.text(prompt, request.stop, wants)
+        form, mask = "JSON", await asyncio.to_thread(model.grammars.json, request.answer_schema)
+    text = model.text(prompt, request.stop, form)
     most = request.max_completion_tokens or request.max_tokens
     return model.generate(prompt, most, request.sampling, mask), text
 
 
 def _messages(messages: list[Message]) -> list[dict[str, Any]]:
-    """As chat templates take them, by transformers' own conversion."""
-    given = [message.model_dump(exclude_none=True) for message in messages]
+    """Convert messages for chat templates, with the conversion of transformers."""
+    fields = [message.model_dump(exclude_none=True) for message in messages]
     try:
-        converted: list[dict[str, Any]] = BaseHandler.get_processor_inputs_from_messages(given, Modality.LLM)
+        converted: list[dict[str, Any]] = BaseHandler.get_processor_inputs_from_messages(fields, Modality.LLM)
     except (ValueError, KeyError, TypeError) as error:
         raise Refused(
-            422, f"messages: tool_calls are not as OpenAI has them: {error}", parameter="messages"
+            422,
+            f"messages: invalid tool_calls ({type(error).__name__}: {error}); expected the format of the OpenAI API",
+            parameter="messages",
         ) from error
     return converted
 
 
 def _message(pieces: list[Piece]) -> ChatCompletionMessage:
     calls = [_call(piece) for piece in _of(pieces, ToolCall)]
-    thought = "".join(_of(pieces, ReasoningText))
-    said = "".join(
+    reasoning = "".join(_of(pieces, ReasoningText))
+    content = "".join(
         piece for piece in pieces if isinstance(piece, str) and not isinstance(piece, ReasoningText)
     )
-    body: dict[str, Any] = {"role": "assistant", "content": said if said or not calls else None}
+    body: dict[str, Any] = {"role": "assistant", "content": content if content or not calls else None}
     if calls:
         body["tool_calls"] = [ChatCompletionMessageFunctionToolCall.model_validate(call) for call in calls]
-    if thought:
-        body["reasoning_content"] = thought  # as vLLM and transformers call it; OpenAI does not show thoughts
+    if reasoning:
+        body["reasoning_content"] = reasoning  # the name in vLLM and transformers; OpenAI has no such field
     return ChatCompletionMessage.model_validate(body)
 
 
@@ -112,15 +117,15 @@ def _call(call: ToolCall) -> dict[str, Any]:
 
 
 async def _chunks(
-    model: LanguageModel, request: ChatRequest, answer: Answer, metrics: Metrics, named: dict[str, Any]
+    model: LanguageModel, request: ChatRequest, answer: Answer, metrics: Metrics, head: dict[str, Any]
 ) -> AsyncIterator[ChatCompletionChunk]:
-    named |= without_usage(request)
+    head |= null_usage(request)
 
     def chunk(reason: str | None = None, **delta: Any) -> ChatCompletionChunk:
         choice = ChunkChoice.model_construct(
             index=0, delta=ChoiceDelta.model_validate(delta), finish_reason=reason, logprobs=None
         )
-        return ChatCompletionChunk.model_construct(choices=[choice], object="chat.completion.chunk", **named)
+        return ChatCompletionChunk.model_construct(choices=[choice], object="chat.completion.chunk", **head)
 
     yield chunk(role="assistant", content="")
     calls = 0
@@ -133,8 +138,8 @@ async def _chunks(
         else:
             yield chunk(content=piece)
     yield chunk(finish_reason(*answer))
-    usage = counted(metrics, model.name, [answer])
+    usage = count_usage(metrics, model.name, [answer])
     if request.includes_usage:
         yield ChatCompletionChunk.model_construct(
-            choices=[], object="chat.completion.chunk", **(named | {"usage": usage})
+            choices=[], object="chat.completion.chunk", **(head | {"usage": usage})
         )

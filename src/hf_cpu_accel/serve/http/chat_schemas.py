@@ -1,4 +1,4 @@
-"""OpenAI's request for a chat, checked: its messages, its tools, and what the answer has to be."""
+"""The chat request of the OpenAI API: messages, tools and the format of the answer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class _Strict(BaseModel):
 
 
 class Message(_Strict):
-    """One message of a chat. content: a text, or parts of which all are texts."""
+    """One message of a chat. `content` is a text, or a list of text parts."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[dict[str, Any]] | None = None
@@ -36,7 +36,7 @@ class Message(_Strict):
 
 
 class Function(_Strict):
-    """A tool of a chat; parameters: a JSON schema. `strict` holds where a call is forced, and is a wish elsewhere."""
+    """A function of a tool. `parameters` is a JSON schema. `strict` is enforced only if a call is forced."""
 
     name: Annotated[str, Field(min_length=1)]
     description: str | None = None
@@ -45,27 +45,27 @@ class Function(_Strict):
 
 
 class Tool(_Strict):
-    """One of `tools`."""
+    """An entry of `tools`."""
 
     type: Literal["function"]
     function: Function
 
 
 class FunctionName(_Strict):
-    """See `NamedTool`."""
+    """The function of a `NamedTool`."""
 
     name: str
 
 
 class NamedTool(_Strict):
-    """`tool_choice` that names the tool to be called."""
+    """A `tool_choice` that names the tool to call."""
 
     type: Literal["function"]
     function: FunctionName
 
 
 class NamedSchema(_Strict):
-    """`json_schema` of a response format. `strict` is what it is in any case."""
+    """The `json_schema` of a response format. The schema is enforced for any value of `strict`."""
 
     name: str
     schema_: Annotated[dict[str, Any], Field(alias="schema")] = {"type": "object"}
@@ -74,7 +74,7 @@ class NamedSchema(_Strict):
 
 
 class ResponseFormat(_Strict):
-    """What an answer has to be: a text, any JSON object, or JSON of a schema."""
+    """The format of an answer: a text, any JSON object, or JSON with a schema."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: NamedSchema | None = None
@@ -82,12 +82,15 @@ class ResponseFormat(_Strict):
     @model_validator(mode="after")
     def _has_its_schema(self) -> ResponseFormat:
         if (self.json_schema is not None) != (self.type == "json_schema"):
-            raise ValueError(f"type={self.type!r}: json_schema is for the type 'json_schema', which needs it")
+            problem = "is not accepted" if self.json_schema is not None else "is missing"
+            raise ValueError(
+                f"type={self.type!r}: json_schema {problem}; pass json_schema with type='json_schema', and only with it"
+            )
         return self
 
     @property
     def schema_(self) -> dict[str, Any] | None:
-        """None: anything goes."""
+        """Return the JSON schema of the answer; None for any text."""
         if self.type == "text":
             return None
         return {"type": "object"} if self.json_schema is None else self.json_schema.schema_
@@ -118,16 +121,19 @@ class ChatRequest(TextRequest):
     def _one_form(self) -> ChatRequest:
         if self.must_call and not self.callable_tools:
             message = (
-                f"tool_choice={self._choice!r}: there is no such tool in tools; accepted: {self._choices}"
+                f"tool_choice={self._choice!r} needs a tool that is not in tools; accepted: {self._choices}"
             )
             raise field_errors({"tool_choice": message}, vars(self))
-        if self.answer_schema is not None and self.given_tools:
-            message = "response_format with tools is not supported; accepted: tool_choice='none'"
+        if self.answer_schema is not None and self.prompt_tools:
+            message = (
+                "response_format is not supported with tools; leave out tools, or pass tool_choice='none'"
+            )
             raise field_errors({"response_format": message}, vars(self))
         return self
 
     @property
     def _choice(self) -> str:
+        """Return the value of `tool_choice` for messages."""
         return (
             self.tool_choice.function.name
             if isinstance(self.tool_choice, NamedTool)
@@ -136,43 +142,43 @@ class ChatRequest(TextRequest):
 
     @property
     def _choices(self) -> str:
-        """The values of `tool_choice` that these tools allow."""
+        """Return the values of `tool_choice` that these tools allow, for messages."""
         names = [tool.function.name for tool in self.tools or []]
         return ", ".join(map(repr, ["auto", "none", *(["required", *names] if names else [])]))
 
     @property
     def must_call(self) -> bool:
-        """Whether the answer has to be a call."""
+        """Return whether the answer must be a tool call."""
         return self.tool_choice not in (None, "auto", "none")
 
     @property
-    def given_tools(self) -> list[dict[str, Any]]:
-        """Those that the model is told of."""
+    def prompt_tools(self) -> list[dict[str, Any]]:
+        """Return the tools for the prompt."""
         tools = [] if self.tool_choice == "none" else self.tools or []
         return [tool.model_dump(exclude_none=True) for tool in tools]
 
     @property
     def callable_tools(self) -> list[dict[str, Any]]:
-        """Those that it may call."""
-        named = self.tool_choice.function.name if isinstance(self.tool_choice, NamedTool) else None
-        return [tool for tool in self.given_tools if named in (None, tool["function"]["name"])]
+        """Return the tools that the model may call."""
+        name = self.tool_choice.function.name if isinstance(self.tool_choice, NamedTool) else None
+        return [tool for tool in self.prompt_tools if name in (None, tool["function"]["name"])]
 
     @property
     def answer_schema(self) -> dict[str, Any] | None:
-        """Of which the answer has to be JSON; None: it need not."""
+        """Return the JSON schema of the answer; None for any text."""
         return None if self.response_format is None else self.response_format.schema_
 
     @property
     def variables(self) -> dict[str, Any]:
-        """What the chat template has to have a place for."""
-        found = dict(self.chat_template_kwargs or {})
+        """Return the variables that the chat template must use."""
+        result = dict(self.chat_template_kwargs or {})
         if self.reasoning_effort is not None:
-            found["reasoning_effort"] = self.reasoning_effort
-        return found
+            result["reasoning_effort"] = self.reasoning_effort
+        return result
 
     @property
     def hints(self) -> dict[str, Any]:
-        """What is enforced in any case, and said to the model where the template has a place for it."""
+        """Return the variables that the chat template may use. They are enforced in any case."""
         if self.response_format is None or self.answer_schema is None:
             return {}
         return {"response_format": self.response_format.model_dump(by_alias=True, exclude_none=True)}

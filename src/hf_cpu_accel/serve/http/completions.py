@@ -1,4 +1,4 @@
-"""`/v1/completions`, as OpenAI has it: text that follows a prompt."""
+"""`/v1/completions` of the OpenAI API: text that continues a prompt."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ Answer = tuple[Generation, TextStream]
 
 
 def router(models: Models, metrics: Metrics) -> APIRouter:
-    """The endpoint around `models`."""
+    """Return the endpoint for `models`."""
     routes = APIRouter()
 
     @routes.post("/v1/completions")
     async def completions(request: CompletionRequest) -> Response:
         model: LanguageModel = models.find(request.model, "generate")
         answers = _begin(model, request)
-        named: dict[str, Any] = {
+        head: dict[str, Any] = {
             "id": f"cmpl-{uuid.uuid4().hex}",
             "created": int(time.time()),
             "model": model.name,
         }
         if request.stream:
             return event_stream(
-                _chunks(model, request, answers[0], metrics, named), on_end=answers[0][0].cancel
+                _chunks(model, request, answers[0], metrics, head), on_end=answers[0][0].cancel
             )
         try:
-            texts = await asyncio.gather(*(_whole(model, *answer) for answer in answers))
+            texts = await asyncio.gather(*(_collect(model, *answer) for answer in answers))
         finally:
             for generation, _ in answers:
                 generation.cancel()
@@ -55,8 +55,8 @@ def router(models: Models, metrics: Metrics) -> APIRouter:
                 for index, (text, answer) in enumerate(zip(texts, answers, strict=True))
             ],
             object="text_completion",
-            usage=counted(metrics, model.name, answers),
-            **named,
+            usage=count_usage(metrics, model.name, answers),
+            **head,
         )
         return Response(completion.model_dump_json(), media_type="application/json")
 
@@ -64,7 +64,7 @@ def router(models: Models, metrics: Metrics) -> APIRouter:
 
 
 def _begin(model: LanguageModel, request: CompletionRequest) -> list[Answer]:
-    """Ask for all, or for none."""
+    """Start the answers to all prompts; if one cannot start, cancel the others."""
     prompts = [model.prompt(prompt) for prompt in request.prompt]
     answers: list[Answer] = []
     try:
@@ -78,42 +78,43 @@ def _begin(model: LanguageModel, request: CompletionRequest) -> list[Answer]:
     return answers
 
 
-async def _whole(model: LanguageModel, generation: Generation, text: TextStream) -> str:
+async def _collect(model: LanguageModel, generation: Generation, text: TextStream) -> str:
+    """Return the complete text of an answer."""
     return "".join([str(piece) async for piece in model.pieces(generation, text)])
 
 
 async def _chunks(
-    model: LanguageModel, request: CompletionRequest, answer: Answer, metrics: Metrics, named: dict[str, Any]
+    model: LanguageModel, request: CompletionRequest, answer: Answer, metrics: Metrics, head: dict[str, Any]
 ) -> AsyncIterator[Completion]:
-    named |= without_usage(request)
+    head |= null_usage(request)
 
     def chunk(text: str, reason: str | None = None) -> Completion:
         choice = CompletionChoice.model_construct(index=0, text=text, finish_reason=reason, logprobs=None)
-        return Completion.model_construct(choices=[choice], object="text_completion", **named)
+        return Completion.model_construct(choices=[choice], object="text_completion", **head)
 
     async for piece in model.pieces(*answer):
         yield chunk(str(piece))
     yield chunk("", finish_reason(*answer))
-    usage = counted(metrics, model.name, [answer])
+    usage = count_usage(metrics, model.name, [answer])
     if request.includes_usage:
-        yield Completion.model_construct(choices=[], object="text_completion", **(named | {"usage": usage}))
+        yield Completion.model_construct(choices=[], object="text_completion", **(head | {"usage": usage}))
 
 
-def without_usage(request: TextRequest) -> dict[str, None]:
-    """Return the `usage` of the chunks before the last one: null where the last one has it."""
+def null_usage(request: TextRequest) -> dict[str, None]:
+    """Return the `usage` of all chunks but the last: null if the request includes usage, or else nothing."""
     return {"usage": None} if request.includes_usage else {}
 
 
-def counted(metrics: Metrics, model: str, answers: Sequence[Answer]) -> CompletionUsage:
-    """OpenAI's numbers of tokens, which the server's own counters get, too."""
+def count_usage(metrics: Metrics, model: str, answers: Sequence[Answer]) -> CompletionUsage:
+    """Return the `usage` of the OpenAI API, and add its numbers of tokens to the metrics."""
     prompt = sum(generation.prompt_tokens for generation, _ in answers)
-    written = sum(text.tokens for _, text in answers)
+    generated = sum(text.tokens for _, text in answers)
     cached = sum(generation.cached_tokens for generation, _ in answers)
-    for kind, count in (("prompt", prompt), ("cached", cached), ("generated", written)):
+    for kind, count in (("prompt", prompt), ("cached", cached), ("generated", generated)):
         metrics.tokens.labels(model, kind).inc(count)
     return CompletionUsage(
         prompt_tokens=prompt,
-        completion_tokens=written,
-        total_tokens=prompt + written,
+        completion_tokens=generated,
+        total_tokens=prompt + generated,
         prompt_tokens_details=PromptTokensDetails(cached_tokens=cached),
     )

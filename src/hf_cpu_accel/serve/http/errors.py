@@ -1,4 +1,4 @@
-"""What a client is told when a request is refused: a status, and words in the shape that its API has for errors."""
+"""Error responses: a status, and a message in the format of the API."""
 
 from __future__ import annotations
 
@@ -22,11 +22,13 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class Refused(Exception):
-    """A request that is answered with `status`.
+    """A request that is rejected.
 
     Attributes:
-        code: OpenAI's word for the kind of error, where it has one.
-        parameter: the field of the request that it is about.
+        status: HTTP status.
+        message: text of the error.
+        code: error code of the OpenAI API, if there is one.
+        parameter: the field of the request that is wrong.
     """
 
     status: int
@@ -36,7 +38,7 @@ class Refused(Exception):
 
 
 _EXPECTED = (Refused, UnknownModel, BadInput, TooLong, Busy, Stopping)
-# As text-embeddings-inference calls them.
+# Error types of text-embeddings-inference.
 _TYPES = {
     413: "Validation",
     422: "Validation",
@@ -45,12 +47,12 @@ _TYPES = {
     500: "Backend",
     503: "Unhealthy",
 }
-# As OpenAI does.
+# Error types of the OpenAI API.
 _OPENAI_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
 def refused(error: Exception) -> Refused:
-    """The answer to an exception."""
+    """Return the rejection for an exception of an endpoint."""
     match error:
         case Refused():
             return error
@@ -73,30 +75,30 @@ def refused(error: Exception) -> Refused:
 
 
 def _invalid(error: RequestValidationError) -> Refused:
-    found = error.errors()
-    if any(one["type"] == "json_invalid" for one in found):
-        return Refused(400, "the body is not JSON")
-    message = "; ".join(_sentence(one) for one in found[:5])
-    return Refused(422, message, parameter=_place(found[0]) or None)
+    errors = error.errors()
+    if any(one["type"] == "json_invalid" for one in errors):
+        return Refused(400, "the body is not valid JSON; send a JSON object")
+    message = "; ".join(_sentence(one) for one in errors[:5])
+    return Refused(422, message, parameter=_path(errors[0]) or None)
 
 
-def _place(error: Mapping[str, Any]) -> str:
-    """The path of a field in the body, "" for the body itself."""
+def _path(error: Mapping[str, Any]) -> str:
+    """Return the path of a field in the body; "" for the body."""
     return ".".join(map(str, error["loc"][1:]))
 
 
 def _sentence(error: Mapping[str, Any]) -> str:
-    """The field, what is wrong with it, and its value where that is a plain one."""
+    """Return the field, the problem, and the value if it is a number, a text or a list."""
     message = str(error["msg"]).removeprefix("Value error, ")
     if error["type"] == KIND:
         return message
     value = error.get("input")
     is_plain = isinstance(value, str | int | float | list) and error["type"] != "extra_forbidden"
-    return f"{_place(error) or 'the body'}: {message}" + (f"; got {reprlib.repr(value)}" if is_plain else "")
+    return f"{_path(error) or 'the body'}: {message}" + (f"; got {reprlib.repr(value)}" if is_plain else "")
 
 
-def answer(path: str, error: Refused) -> JSONResponse:
-    """The JSON of an error, as the API that `path` belongs to has it."""
+def error_response(path: str, error: Refused) -> JSONResponse:
+    """Return the response to a request for `path`, in the error format of its API."""
     headers = {"Retry-After": "1"} if error.status in (429, 503) else {}
     if error.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
@@ -106,22 +108,22 @@ def answer(path: str, error: Refused) -> JSONResponse:
             "error_type": _TYPES.get(error.status, "Validation"),
         }
         return JSONResponse(body, error.status, headers)
-    # OpenAI answers 400 to what is well-formed JSON and wrong in itself.
+    # The OpenAI API answers invalid fields with 400.
     return JSONResponse(openai_error(error), 400 if error.status == 422 else error.status, headers)
 
 
 def openai_error(error: Refused) -> dict[str, dict[str, str | None]]:
-    """Return the body of an error as OpenAI has it."""
+    """Return the body of an error in the format of the OpenAI API."""
     default = "server_error" if error.status >= 500 else "invalid_request_error"
     kind = _OPENAI_TYPES.get(error.status, default)
     return {"error": {"message": error.message, "type": kind, "param": error.parameter, "code": error.code}}
 
 
 def install(app: FastAPI) -> None:
-    """Answer exceptions of the endpoints of `app`."""
+    """Convert exceptions of the endpoints of `app` to error responses."""
 
     async def handle(request: Request, error: Exception) -> JSONResponse:
-        return answer(request.url.path, refused(error))
+        return error_response(request.url.path, refused(error))
 
     for kind in (*_EXPECTED, RequestValidationError, HTTPException, RuntimeError, Exception):
         app.add_exception_handler(kind, handle)

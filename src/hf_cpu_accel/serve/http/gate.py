@@ -1,4 +1,4 @@
-"""Who and what gets in: the API key, the size of bodies, and nothing once the server is to stop."""
+"""The gate in front of the endpoints: it checks the API key and the size of bodies, and closes when the server stops."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ import hmac
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from hf_cpu_accel.serve.http.errors import Refused, answer
+from hf_cpu_accel.serve.http.errors import Refused, error_response
 
-OPEN = frozenset({"/health"})  # who watches a server need not have its key
-# Of a body that is too large: many clients read no answer before they have sent all of it.
+OPEN = frozenset({"/health"})  # paths without an API key, for monitoring
+# Bytes of a too large body that are read and discarded: many clients read the response only after sending their body.
 _DISCARDED = 64 << 20
-_BODY_SECONDS = 60.0  # for a client that sends a request and not its end
+_BODY_SECONDS = 60.0  # for a client to send its body
 
 
 class Gate:
-    """Refuses a request before it is parsed, or reads its body and hands it on.
+    """Reject a request before it is parsed, or read its body and pass it on.
 
-    While an answer is made, the client is listened to: if it leaves, the task that makes the answer is cancelled.
+    If the client disconnects, the task of its request is cancelled.
 
     Args:
-        app: who gets what is let in.
-        api_key: what clients have to send as `Authorization: Bearer KEY`; None lets everybody in.
-        max_body: bytes.
-        max_upload: bytes of a body of the type multipart/form-data.
+        app: the application behind the gate.
+        api_key: the key that clients must send as `Authorization: Bearer KEY`; None checks no key.
+        max_body: maximum size of a body in bytes.
+        max_upload: maximum size of a multipart/form-data body in bytes.
     """
 
     def __init__(
@@ -57,31 +57,39 @@ class Gate:
             if body is not None:
                 await _while_connected(self.app, scope, body, receive, send)
         except Refused as error:
-            await answer(scope["path"], error)(scope, receive, send)
+            await error_response(scope["path"], error)(scope, receive, send)
         finally:
             self.running -= 1
 
     def _check(self, path: str, headers: Headers) -> None:
         if self.closed:
-            raise Refused(503, "the service is stopping", "server_stopping")
+            raise Refused(503, "the server is stopping; try again later", "server_stopping")
         if self._key is None or path in OPEN:
             return
         scheme, _, key = headers.get("authorization", "").partition(" ")
-        matches = hmac.compare_digest(key.strip().encode(), self._key)  # takes as long for any key
+        matches = hmac.compare_digest(key.strip().encode(), self._key)  # in constant time
         if scheme.lower() != "bearer" or not matches:
-            raise Refused(401, "send the API key as the header Authorization: Bearer KEY", "invalid_api_key")
+            problem = "is wrong" if scheme else "is missing"
+            raise Refused(
+                401,
+                f"the API key {problem}; send it in the header Authorization: Bearer KEY",
+                "invalid_api_key",
+            )
 
     async def _body(self, headers: Headers, receive: Receive) -> bytes | None:
-        """The whole body; None if the client left before its end."""
-        uploads = headers.get("content-type", "").startswith("multipart/form-data")
-        most = self.max_upload if uploads else self.max_body
+        """Return the body; None if the client disconnected before its end."""
+        is_upload = headers.get("content-type", "").startswith("multipart/form-data")
+        most = self.max_upload if is_upload else self.max_body
         length = headers.get("content-length", "0")
         if length.isdecimal() and int(length[:20]) > most + _DISCARDED:
             raise _too_large(most)
         try:
             return await asyncio.wait_for(_read(receive, most), _BODY_SECONDS)
         except asyncio.TimeoutError as error:
-            raise Refused(408, f"the body did not come within {_BODY_SECONDS:.0f} seconds") from error
+            raise Refused(
+                408,
+                f"the body did not arrive within {_BODY_SECONDS:.0f} seconds; send it faster or in smaller requests",
+            ) from error
 
 
 async def _read(receive: Receive, most: int) -> bytes | None:
@@ -103,35 +111,35 @@ async def _read(receive: Receive, most: int) -> bytes | None:
 
 
 def _too_large(most: int) -> Refused:
-    return Refused(413, f"the body is larger than {most} bytes", "request_too_large")
+    return Refused(413, f"the body is too large; at most {most} bytes are accepted", "request_too_large")
 
 
 async def _while_connected(app: ASGIApp, scope: Scope, body: bytes, receive: Receive, send: Send) -> None:
-    """Run `app` on a request with this body; cancel it when the client leaves."""
-    given = [{"type": "http.request", "body": body, "more_body": False}]
-    left = asyncio.Event()
+    """Run `app` on a request with this body; cancel it if the client disconnects."""
+    messages = [{"type": "http.request", "body": body, "more_body": False}]
+    disconnected = asyncio.Event()
 
     async def replay() -> Message:
-        if given:
-            return given.pop()
-        await left.wait()
+        if messages:
+            return messages.pop()
+        await disconnected.wait()
         return {"type": "http.disconnect"}
 
     async def listen() -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
-        left.set()
-        answering.cancel()
+        disconnected.set()
+        response.cancel()
 
-    answering = asyncio.ensure_future(app(scope, replay, send))
-    listening = asyncio.ensure_future(listen())
+    response = asyncio.ensure_future(app(scope, replay, send))
+    listener = asyncio.ensure_future(listen())
     try:
-        await answering
+        await response
     except asyncio.CancelledError:
-        if not left.is_set():  # the server itself gives up
-            answering.cancel()
+        if not disconnected.is_set():  # the server cancels the request
+            response.cancel()
             raise
     finally:
-        listening.cancel()
+        listener.cancel()
         with contextlib.suppress(asyncio.CancelledError):
-            await listening
+            await listener

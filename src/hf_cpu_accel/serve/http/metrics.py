@@ -1,4 +1,4 @@
-"""What `/metrics` tells Prometheus. The meaning of each is in docs/reference/server.md."""
+"""The metrics of `/metrics` for Prometheus, documented in docs/reference/server.md."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _TOKENS = (16, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 
 
 class Metrics:
-    """The counters of one server, apart from those of others in the process."""
+    """The metrics of one server, separate from those of other servers in the process."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -51,22 +51,22 @@ class Metrics:
         )
 
     def on_batch(self, model: str) -> Callable[[BatchFacts], None]:
-        """What a `Batcher` is to call."""
+        """Return the callback `on_batch` of a `Batcher`."""
         rows, tokens, seconds = (
             histogram.labels(model) for histogram in (self.batch_rows, self.batch_tokens, self.batch_seconds)
         )
         read = self.tokens.labels(model, "prompt")
 
-        def note(facts: BatchFacts) -> None:
+        def record(facts: BatchFacts) -> None:
             rows.observe(facts.rows)
             tokens.observe(facts.tokens)
             seconds.observe(facts.seconds)
             read.inc(facts.tokens)
 
-        return note
+        return record
 
     def text(self, models: Models) -> bytes:
-        """In Prometheus' format, with what `models` are doing at this moment."""
+        """Return all metrics in the Prometheus format, with the current state of `models`."""
         for served in models:
             self.waiting.labels(served.name).set(served.waiting)
             if isinstance(served, LanguageModel):
@@ -77,7 +77,7 @@ class Metrics:
 
 
 class MetricsMiddleware:
-    """Counts the requests that pass. Paths that are no endpoint count as one, so that clients cannot make many."""
+    """Count requests. Unknown paths count as one endpoint, so that clients cannot create many labels."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics, endpoints: frozenset[str]) -> None:
         self.app, self.metrics, self.endpoints = app, metrics, endpoints
@@ -86,10 +86,10 @@ class MetricsMiddleware:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        status = "499"  # nginx's, for a client that left
+        status = "499"  # as in nginx: the client disconnected
         start = time.monotonic()
 
-        async def note(message: Message) -> None:
+        async def record_status(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = str(message["status"])
@@ -97,7 +97,7 @@ class MetricsMiddleware:
 
         self.metrics.running.inc()
         try:
-            await self.app(scope, receive, note)
+            await self.app(scope, receive, record_status)
         finally:
             self.metrics.running.dec()
             endpoint = scope["path"] if scope["path"] in self.endpoints else "other"

@@ -1,4 +1,4 @@
-"""`/v1/embeddings`, as OpenAI has it."""
+"""`/v1/embeddings` of the OpenAI API."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from fastapi import APIRouter, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from hf_cpu_accel.serve.encoders.encoder import Row
-from hf_cpu_accel.serve.encoders.scores import normalized, shortened
+from hf_cpu_accel.serve.encoders.scores import normalize, shorten
 from hf_cpu_accel.serve.http.tei import as_json
 from hf_cpu_accel.serve.http.tei_schemas import Texts
 from hf_cpu_accel.serve.models import Models
 
 
 class EmbeddingsRequest(BaseModel):
-    """The body. truncate is not OpenAI's: it cuts what is too long, which is refused otherwise."""
+    """The body of `POST /v1/embeddings`. `truncate`, an extension, cuts long texts, which are rejected otherwise."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
@@ -29,14 +29,14 @@ class EmbeddingsRequest(BaseModel):
 
 
 def router(models: Models) -> APIRouter:
-    """The endpoint around `models`."""
+    """Return the endpoint for `models`."""
     routes = APIRouter()
 
     @routes.post("/v1/embeddings")
     async def embeddings(request: EmbeddingsRequest) -> Response:
         encoder = models.find(request.model, "embed")
         encoded = await encoder.encode(request.input, truncate=request.truncate)
-        rows = [normalized(shortened(row, request.dimensions)) for row in await encoder.rows(encoded)]
+        rows = [normalize(shorten(row, request.dimensions)) for row in await encoder.rows(encoded)]
         tokens = sum(len(text.ids) for text in encoded)
         return as_json(
             {
@@ -45,7 +45,7 @@ def router(models: Models) -> APIRouter:
                     {
                         "object": "embedding",
                         "index": index,
-                        "embedding": _written(row, request.encoding_format),
+                        "embedding": _encode(row, request.encoding_format),
                     }
                     for index, row in enumerate(rows)
                 ],
@@ -57,8 +57,8 @@ def router(models: Models) -> APIRouter:
     return routes
 
 
-def _written(row: Row, encoding: str) -> list[float] | str:
-    """As numbers, or as their little-endian float32 bytes in base64."""
+def _encode(row: Row, encoding: str) -> list[float] | str:
+    """Return a row as numbers, or as little-endian float32 bytes in base64."""
     if encoding == "base64":
         return base64.b64encode(row.astype("<f4").tobytes()).decode()
     numbers: list[float] = row.tolist()

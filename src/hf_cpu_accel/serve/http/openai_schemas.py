@@ -1,4 +1,4 @@
-"""OpenAI's requests for text, checked: what is not supported is refused in words, and not left out in silence."""
+"""The text requests of the OpenAI API. Fields that are not supported are rejected, never ignored."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from hf_cpu_accel.serve.http.unsupported import Neutral, field_errors, refuse_unsupported
+from hf_cpu_accel.serve.http.unsupported import Neutral, field_errors, reject_unsupported
 from hf_cpu_accel.serve.language.sampling import Sampling
 
 MOST_STOPS = 16
 
 
 class StreamOptions(BaseModel):
-    """include_usage: a last chunk tells the numbers of tokens."""
+    """Options of a stream. `include_usage` adds a last chunk with the numbers of tokens."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
@@ -28,12 +28,12 @@ def _stops(value: Any) -> Any:
         or not all(isinstance(stop, str) and stop for stop in stops)
         or len(stops) > MOST_STOPS
     ):
-        raise ValueError(f"expected a text, or a list of up to {MOST_STOPS} texts, none of them empty")
+        raise ValueError(f"expected a text, or a list of at most {MOST_STOPS} texts, none of them empty")
     return stops
 
 
 class TextRequest(BaseModel):
-    """What chats and completions have in common. top_k is not OpenAI's, but vLLM's."""
+    """The common fields of chats and completions. `top_k` is an extension of vLLM."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
@@ -45,7 +45,7 @@ class TextRequest(BaseModel):
         "logit_bias": ({},),
         "store": (False,),
     }
-    # Fields for whoever reads the log of requests; they change no answer.
+    # Accepted fields without an effect on the answer.
     remarks: ClassVar[frozenset[str]] = frozenset(
         {"user", "metadata", "service_tier", "safety_identifier", "prompt_cache_key"}
     )
@@ -62,10 +62,10 @@ class TextRequest(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _only_what_is_supported(cls, body: Any) -> Any:
+    def _reject_unsupported(cls, body: Any) -> Any:
         if not isinstance(body, dict):
             return body
-        refuse_unsupported(body, cls.neutral)
+        reject_unsupported(body, cls.neutral)
         return {
             name: value for name, value in body.items() if name not in cls.neutral and name not in cls.remarks
         }
@@ -108,6 +108,6 @@ class CompletionRequest(TextRequest):
     @model_validator(mode="after")
     def _one_stream(self) -> CompletionRequest:
         if self.stream and len(self.prompt) > 1:
-            message = f"stream=True is not supported with {len(self.prompt)} prompts; accepted: one prompt"
+            message = f"stream=True is not supported with {len(self.prompt)} prompts; pass one prompt"
             raise field_errors({"stream": message}, vars(self))
         return self

@@ -1,4 +1,4 @@
-"""A limit for the heads of requests: uvicorn's parser in C keeps whatever comes, where that in Python (h11) has a limit."""
+"""A size limit for request headers: the C parser of uvicorn has none, while the Python parser (h11) has one."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from functools import cache
 from importlib.util import find_spec
 from typing import Any
 
-_LARGEST = 65536  # bytes, h11's limit
+_LARGEST = 65536  # bytes, the limit of h11
 
 
 @cache
 def http_protocol() -> type[asyncio.Protocol] | str:
-    """What uvicorn is to read HTTP with: httptools where it is installed, else what uvicorn chooses."""
+    """Return the HTTP protocol for uvicorn: httptools with a limit if it is installed, or else "auto"."""
     if find_spec("httptools") is None:
         return "auto"
     from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
     class LimitedHeads(HttpToolsProtocol):
-        """Answers 400 to a head that has not ended after `_LARGEST` bytes."""
+        """Answer 400 to headers that have not ended after `_LARGEST` bytes."""
 
         _in_head = False
-        _received = 0  # bytes of the head
+        _received = 0  # bytes of the headers
 
         def on_message_begin(self) -> None:
             self._in_head, self._received = True, 0
@@ -35,7 +35,7 @@ def http_protocol() -> type[asyncio.Protocol] | str:
             super().data_received(data)
             self._received += len(data)
             if self._in_head and self._received > _LARGEST and not self.transport.is_closing():
-                self.send_400_response(f"The head of the request is larger than {_LARGEST} bytes.")
+                self.send_400_response(f"The headers are too large; at most {_LARGEST} bytes are accepted.")
 
     protocol: Any = LimitedHeads
     return protocol

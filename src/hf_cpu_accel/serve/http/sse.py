@@ -1,4 +1,4 @@
-"""Server-sent events: one JSON after another, as OpenAI streams them."""
+"""Server-sent events with JSON, in the streaming format of the OpenAI API."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hf_cpu_accel.serve.http.errors import openai_error, refused
 
 
 class _EventStream(StreamingResponse):
-    """Calls `on_end` however it ends. Its chunks cannot: an iterator that was never begun has no `finally` to run."""
+    """Call `on_end` at any end of the response. The chunks cannot: an iterator that never started runs no `finally`."""
 
     def __init__(self, events: AsyncIterator[str], on_end: Callable[[], object], **options: Any) -> None:
         super().__init__(events, **options)
@@ -28,11 +28,11 @@ class _EventStream(StreamingResponse):
 
 
 def event_stream(chunks: AsyncIterator[BaseModel], on_end: Callable[[], object]) -> StreamingResponse:
-    """A response of these chunks and the mark of the end. An error in between, too late for a status, is an event itself.
+    """Return a response that streams the chunks and `[DONE]`. An error after the start becomes an event.
 
     Args:
-        chunks: fields that were set are sent, also where they are null, as OpenAI sends `finish_reason`.
-        on_end: is called when the last chunk was sent, or the client has left, be it before the first one.
+        chunks: the chunks. Fields that were set are sent, also null ones such as `finish_reason`.
+        on_end: called after the last chunk, or when the client disconnects, even before the first chunk.
     """
 
     async def events() -> AsyncIterator[str]:

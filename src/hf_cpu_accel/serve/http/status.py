@@ -13,10 +13,10 @@ from hf_cpu_accel.serve.models import Models, Served, UnknownModel
 
 
 def router(models: Models, metrics: Metrics) -> APIRouter:
-    """The endpoints around `models`."""
+    """Return the endpoints for `models`."""
     routes = APIRouter()
 
-    def described(served: Served) -> dict[str, Any]:
+    def describe(served: Served) -> dict[str, Any]:
         owner = _owner(served.name)
         return {"id": served.name, "object": "model", "created": models.created, "owned_by": owner}
 
@@ -30,18 +30,20 @@ def router(models: Models, metrics: Metrics) -> APIRouter:
 
     @routes.get("/v1/models")
     async def list_models() -> dict[str, Any]:
-        return {"object": "list", "data": [described(served) for served in models]}
+        return {"object": "list", "data": [describe(served) for served in models]}
 
     @routes.get("/v1/models/{name:path}")
     async def one_model(name: str) -> dict[str, Any]:
         for served in models:
             if served.name == name:
-                return described(served)
-        raise UnknownModel(f"there is no model {name!r}")
+                return describe(served)
+        raise UnknownModel(
+            f"model {name!r} does not exist; this server has {', '.join(served.name for served in models)}"
+        )
 
     return routes
 
 
 def _owner(name: str) -> str:
-    """The organization of a model of the Hub, as `transformers serve` has it."""
+    """Return the organization of a Hub model, as in `transformers serve`; "local" for a folder."""
     return "local" if Path(name).exists() else name.partition("/")[0] if "/" in name else ""

@@ -1,4 +1,4 @@
-"""`/embed`, `/rerank` and `/predict`, as text-embeddings-inference has them."""
+"""`/embed`, `/rerank` and `/predict` of text-embeddings-inference."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fastapi import APIRouter, Response
 from pydantic_core import to_json
 
 from hf_cpu_accel.serve.encoders.encoder import Encoder, Row
-from hf_cpu_accel.serve.encoders.scores import normalized, probabilities, shortened
+from hf_cpu_accel.serve.encoders.scores import normalize, probabilities, shorten
 from hf_cpu_accel.serve.encoders.tokenizing import Direction, Encoded, Text
 from hf_cpu_accel.serve.http.errors import Refused
 from hf_cpu_accel.serve.http.tei_schemas import (
@@ -25,15 +25,15 @@ from hf_cpu_accel.serve.models import Models
 
 
 def router(models: Models) -> APIRouter:
-    """The endpoints around `models`."""
+    """Return the endpoints for `models`."""
     routes = APIRouter()
 
     @routes.post("/embed")
     async def embed(request: EmbedRequest) -> Response:
         encoder = models.find(request.model, "embed")
         rows = await _rows(encoder, request, with_prompt(encoder, request.inputs, request.prompt_name))
-        rows = [shortened(row, request.dimensions) for row in rows]
-        return as_json([(normalized(row) if request.normalize else row).tolist() for row in rows])
+        rows = [shorten(row, request.dimensions) for row in rows]
+        return as_json([(normalize(row) if request.normalize else row).tolist() for row in rows])
 
     @routes.post("/rerank")
     async def rerank(request: RerankRequest) -> Response:
@@ -59,24 +59,27 @@ def router(models: Models) -> APIRouter:
 
 
 def as_json(content: Any) -> Response:
-    """By pydantic's encoder: a vector of numbers takes Python's ten times as long."""
+    """Return a JSON response, encoded by pydantic, which is ten times faster than `json` for vectors."""
     return Response(to_json(content, inf_nan_mode="null"), media_type="application/json")
 
 
 def with_prompt(encoder: Encoder, texts: Sequence[Text], prompt_name: str | None) -> list[Text]:
-    """`texts` behind the prompt of that name.
+    """Return `texts` with the named prompt in front of each.
 
     Raises:
-        Refused: the model has no such prompt, or a text is given as token ids.
+        Refused: the model has no such prompt, or a text is a list of token ids.
     """
     if prompt_name is None:
         return list(texts)
     prompts = encoder.loaded.prompts
     if prompt_name not in prompts:
-        known = ", ".join(sorted(prompts)) or "it has none"
-        raise Refused(422, f"prompt_name: the model has no prompt {prompt_name!r}; known: {known}")
+        accepted = ", ".join(sorted(prompts)) or "none, the model has no prompts"
+        raise Refused(422, f"prompt_name={prompt_name!r} is unknown; accepted: {accepted}")
     if not all(isinstance(text, str) for text in texts):
-        raise Refused(422, "prompt_name: a prompt can't be put before token ids")
+        raise Refused(
+            422,
+            f"prompt_name={prompt_name!r} is not supported with token ids; pass texts, or leave prompt_name out",
+        )
     return [prompts[prompt_name] + str(text) for text in texts]
 
 
@@ -92,7 +95,7 @@ def _scores(encoder: Encoder, logits: Row, raw: bool) -> list[float]:
 
 
 def _predictions(encoder: Encoder, logits: Row, raw: bool) -> list[dict[str, Any]]:
-    """Labels with their scores, the likeliest first."""
+    """Return the labels and their scores, the highest score first."""
     labels = encoder.loaded.labels or []
     scored = sorted(zip(_scores(encoder, logits, raw), labels, strict=True), key=lambda pair: -pair[0])
     return [{"score": score, "label": label} for score, label in scored]

@@ -1,4 +1,4 @@
-"""The requests of text-embeddings-inference, checked: a wrong type is refused in words, and nothing is taken for something else."""
+"""The requests of text-embeddings-inference. Types are strict: values of another type are rejected, not converted."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hf_cpu_accel.serve.encoders.tokenizing import Text
 
 
 def texts(value: Any) -> list[Text]:
-    """One text, texts, the token ids of one text, or of several."""
+    """Return a list of texts from one text, texts, the token ids of one text, or the token ids of several texts."""
     if isinstance(value, str) or _is_ids(value):
         return [value]
     if isinstance(value, list) and value and all(isinstance(one, str) or _is_ids(one) for one in value):
@@ -19,12 +19,12 @@ def texts(value: Any) -> list[Text]:
 
 
 def is_one(value: Any) -> bool:
-    """Whether what `/predict` was sent is one text, or one pair, and not a batch."""
+    """Return whether the inputs of `/predict` are one text or one pair instead of a batch."""
     return isinstance(value, str) or (_all_texts(value) and len(value) == 2)
 
 
 def texts_or_pairs(value: Any) -> list[Text]:
-    """One text, a pair of them, or a batch: a list of lists of one or two texts."""
+    """Return a list of texts and pairs from one text, one pair, or a batch: a list of lists of one or two texts."""
     if is_one(value):
         return [_text_or_pair(value)]
     if isinstance(value, list) and value and all(_all_texts(one) and len(one) in (1, 2) for one in value):
@@ -46,17 +46,17 @@ def _is_ids(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(type(one) is int for one in value)
 
 
-def _checked_pairs(value: Any) -> Any:
+def _check_pairs(value: Any) -> Any:
     texts_or_pairs(value)
     return value
 
 
 Texts = Annotated[Any, BeforeValidator(texts)]
-TextsOrPairs = Annotated[Any, BeforeValidator(_checked_pairs)]
+TextsOrPairs = Annotated[Any, BeforeValidator(_check_pairs)]
 
 
 class EncoderRequest(BaseModel):
-    """What all of them have. model: which one, where the server has several; text-embeddings-inference has one only."""
+    """The common fields. `model` is an extension for servers with several models."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
 

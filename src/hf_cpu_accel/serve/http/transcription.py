@@ -1,4 +1,4 @@
-"""`/v1/audio/transcriptions`, as OpenAI has it: a recording in a form, its words in JSON or as text."""
+"""`/v1/audio/transcriptions` of the OpenAI API: audio in a form, its text as JSON or plain text."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from fastapi.responses import JSONResponse, PlainTextResponse
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from hf_cpu_accel.serve.http.errors import Refused
-from hf_cpu_accel.serve.http.unsupported import Neutral, refuse_unsupported
+from hf_cpu_accel.serve.http.unsupported import Neutral, reject_unsupported
 from hf_cpu_accel.serve.models import Models
 from hf_cpu_accel.serve.speech.transcriber import Transcriber
 
 
 class TranscriptionForm(BaseModel):
-    """The form of `POST /v1/audio/transcriptions`; its texts are parsed, so it is not strict."""
+    """The form of `POST /v1/audio/transcriptions`. It is not strict, because forms contain only texts."""
 
     model_config = ConfigDict(extra="forbid", protected_namespaces=())
 
@@ -30,13 +30,13 @@ class TranscriptionForm(BaseModel):
     stream: bool = False
 
     @model_validator(mode="after")
-    def _only_what_is_supported(self) -> TranscriptionForm:
-        refuse_unsupported(vars(self), self.neutral)
+    def _reject_unsupported(self) -> TranscriptionForm:
+        reject_unsupported(vars(self), self.neutral)
         return self
 
 
 def router(models: Models) -> APIRouter:
-    """The endpoint around `models`."""
+    """Return the endpoint for `models`."""
     routes = APIRouter()
 
     @routes.post("/v1/audio/transcriptions")
@@ -60,6 +60,6 @@ def _options(transcriber: Transcriber, language: str | None) -> dict[str, Any]:
     if language is None:
         return {}
     if language not in transcriber.languages:
-        known = ", ".join(sorted(transcriber.languages)) or "none, the model knows one language only"
-        raise Refused(422, f"language={language!r} is unknown; known: {known}", parameter="language")
+        accepted = ", ".join(sorted(transcriber.languages)) or "none, the model has only one language"
+        raise Refused(422, f"language={language!r} is unknown; accepted: {accepted}", parameter="language")
     return {"language": language}

@@ -1,4 +1,4 @@
-"""Fields of a request that ask for nothing this server does: their neutral values are accepted, all others are refused."""
+"""Fields of requests that are not supported: their neutral values are accepted, all other values are rejected."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from pydantic import ValidationError
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 Neutral = Mapping[str, tuple[Any, ...]]
-"""Field: the values that ask for nothing. A field without any has to be left out; null is accepted everywhere."""
+"""{field: neutral values}. A field without neutral values must be left out. null is always accepted."""
 
 KIND = "unsupported"
-"""The type of pydantic's errors for these fields: their messages name the field and its value."""
+"""Type of the pydantic errors for these fields, whose messages name the field and its value."""
 
 
-def refuse_unsupported(fields: Mapping[str, Any], neutral: Neutral) -> None:
-    """Check the fields of a request that only have neutral values.
+def reject_unsupported(fields: Mapping[str, Any], neutral: Neutral) -> None:
+    """Check that the fields of `neutral` have only neutral values.
 
     Raises:
-        ValidationError: it names each field of `neutral` with another value, that value, and what is accepted.
+        ValidationError: a field has another value; the message names the field, the value and the accepted value.
     """
-    refused = {
+    messages = {
         name: f"{name}={reprlib.repr(fields[name])} is not supported; {_accepted(values)}"
         for name, values in neutral.items()
         if fields.get(name) is not None and not any(_is(fields[name], value) for value in values)
     }
-    if refused:
-        raise field_errors(refused, fields)
+    if messages:
+        raise field_errors(messages, fields)
 
 
 def field_errors(messages: Mapping[str, str], fields: Mapping[str, Any]) -> ValidationError:
-    """Return the error of a model whose fields are wrong together, at the places of these fields."""
+    """Return a validation error with these messages, {field: message}, and the values of the fields."""
     return ValidationError.from_exception_data(
         "request",
         [
@@ -51,5 +51,5 @@ def _accepted(values: tuple[Any, ...]) -> str:
 
 
 def _is(value: Any, neutral: Any) -> bool:
-    """In Python True is 1 and False is 0; in JSON they are not."""
+    """Return whether the values are equal in JSON, where True is not 1 and False is not 0."""
     return isinstance(value, bool) == isinstance(neutral, bool) and bool(value == neutral)

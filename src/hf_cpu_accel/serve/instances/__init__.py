@@ -1,4 +1,4 @@
-"""Several instances of one model, each on cores of its own: `InstancePool` in this process, `launch` for whole scripts."""
+"""Several instances of one model, each pinned to its own cores: `InstancePool` for a model, `launch` for scripts."""
 
 from hf_cpu_accel.serve.instances.pool import InstancePool
 from hf_cpu_accel.serve.instances.process_instance import InstanceDied

@@ -1,8 +1,10 @@
-"""What a process is given before it starts, for `hf-cpu-accel launch`: allocator, threads, huge pages. What the user has set stays.
+"""The environment of a process of `hf-cpu-accel launch`: allocator, threads and huge pages. Variables of the user stay unchanged.
 
-Variables and values are those of torch.backends.xeon.run_cpu where it has them. Its code does not carry over: it looks for
-allocators in no folder of Debian's, counts the machine's cores where a container or `taskset` grants fewer, and preloads Intel's
-OpenMP beside the GNU one that torch and the kernels were built with.
+The variables and values are those of torch.backends.xeon.run_cpu. Its code is not used, for three reasons:
+
+- It does not find allocators in the folders of Debian.
+- It counts the cores of the machine, also if a container or `taskset` grants fewer.
+- It preloads Intel OpenMP next to GNU OpenMP, which torch and the kernels use.
 """
 
 from __future__ import annotations
@@ -24,10 +26,10 @@ Find = Callable[[str], str | None]
 
 
 def find_library(name: str) -> str | None:
-    """What LD_PRELOAD calls lib`name`: as the system's loader knows it, or in the folder of this Python's environment (conda)."""
-    found = ctypes.util.find_library(name)
-    if found is not None:
-        return found
+    """Return lib`name` for LD_PRELOAD: its name for the system's loader, or its path in this Python environment (conda)."""
+    library = ctypes.util.find_library(name)
+    if library is not None:
+        return library
     return next((str(path) for path in sorted(Path(sys.prefix, "lib").glob(f"lib{name}.so*"))), None)
 
 
@@ -39,53 +41,64 @@ def variables(
     find: Find = find_library,
     root: Path = Path("/"),
 ) -> tuple[dict[str, str], list[Setting]]:
-    """The variables of an instance of so many threads, to be set beside `environ`, and a row for each.
+    """Return the variables to add to `environ` for an instance, and a row for each setting.
+
+    Args:
+        threads: number of threads of the instance.
+        environ: the environment of this process.
+        allocator: one of `ALLOCATORS`.
+        find: finds a library by its name.
+        root: folder that contains `/sys`.
 
     Raises:
-        ValueError: an allocator that is unknown, or asked for by its name and not installed.
+        ValueError: an unknown allocator, or one that is not installed.
     """
-    wanted = [Setting("OMP_NUM_THREADS", str(threads), "one thread for each core of the instance")]
-    wanted += _allocator(allocator, environ, find)
-    wanted.append(
+    defaults = [Setting("OMP_NUM_THREADS", str(threads), "one thread per core of the instance")]
+    defaults += _allocator(allocator, environ, find)
+    defaults.append(
         Setting(
             "THP_MEM_ALLOC_ENABLE",
             "1",
-            f"torch asks for huge pages; the system's mode is {memory.transparent_hugepages(root)}",
+            f"torch uses huge pages for large tensors; the mode of the system is {memory.transparent_hugepages(root)}",
         )
     )
-    wanted.append(
-        Setting("TOKENIZERS_PARALLELISM", "false", "threads of tokenizers would share the instance's cores")
+    defaults.append(
+        Setting(
+            "TOKENIZERS_PARALLELISM", "false", "threads of tokenizers would share the cores of the instance"
+        )
     )
-    rows = [_kept(row, environ) for row in wanted]
+    rows = [_user_setting(row, environ) or row for row in defaults]
     return {
         row.name: row.value
-        for row, asked in zip(rows, wanted, strict=True)
-        if row is asked and row.name.isupper()
+        for row, default in zip(rows, defaults, strict=True)
+        if row is default and row.name.isupper()
     }, rows
 
 
-def _kept(row: Setting, environ: Mapping[str, str]) -> Setting:
-    """Nothing that was set is overruled, but for the list of libraries, which ours is put in front of."""
-    set_before = environ.get(row.name)
-    if set_before is None or row.name == "LD_PRELOAD":
-        return row
-    return Setting(row.name, set_before, "kept: it was set before")
+def _user_setting(default: Setting, environ: Mapping[str, str]) -> Setting | None:
+    """Return the row of a variable that the user has set; None for other variables, and for LD_PRELOAD, which is extended."""
+    value = environ.get(default.name)
+    if value is None or default.name == "LD_PRELOAD":
+        return None
+    return Setting(default.name, value, "already set, unchanged")
 
 
-def _allocator(asked: str, environ: Mapping[str, str], find: Find) -> list[Setting]:
-    if asked not in ALLOCATORS:
-        raise ValueError(f"allocator={asked!r}: accepted are {', '.join(ALLOCATORS)}")
+def _allocator(name: str, environ: Mapping[str, str], find: Find) -> list[Setting]:
+    if name not in ALLOCATORS:
+        raise ValueError(f"allocator={name!r}: accepted are {', '.join(ALLOCATORS)}")
     preloaded = environ.get("LD_PRELOAD", "")
-    if any(name in preloaded for name in (*_LIBRARIES, "mimalloc")):
-        return [Setting("allocator", preloaded, "kept: LD_PRELOAD had it before")]
-    for name in _LIBRARIES if asked == "auto" else (asked,):
-        library = next(filter(None, map(find, _LIBRARIES.get(name, ()))), None)
+    if any(library in preloaded for library in (*_LIBRARIES, "mimalloc")):
+        return [Setting("allocator", preloaded, "already in LD_PRELOAD, unchanged")]
+    for candidate in _LIBRARIES if name == "auto" else (name,):
+        library = next(filter(None, map(find, _LIBRARIES.get(candidate, ()))), None)
         if library is not None:
-            return _preload(name, library, preloaded)
-    if asked in _PACKAGES:
-        raise ValueError(f"allocator={asked!r} is not installed: `apt-get install {_PACKAGES[asked]}`")
-    why = "few arenas keep resident memory from growing"
-    if asked == "auto":
+            return _preload(candidate, library, preloaded)
+    if name in _PACKAGES:
+        raise ValueError(
+            f"allocator={name!r} is not installed: run `apt-get install {_PACKAGES[name]}`, or pass allocator='auto'"
+        )
+    why = "few arenas limit the growth of resident memory"
+    if name == "auto":
         why += f"; jemalloc and tcmalloc are not installed (`apt-get install {_PACKAGES['jemalloc']}`)"
     return [Setting("MALLOC_ARENA_MAX", "2", why)]
 
@@ -95,10 +108,10 @@ def _preload(name: str, library: str, preloaded: str) -> list[Setting]:
         Setting(
             "LD_PRELOAD",
             os.pathsep.join(filter(None, (library, preloaded))),
-            f"{name}: blocks are kept and reused, where glibc maps large ones anew",
+            f"{name} reuses large blocks, while glibc maps them again",
         )
     ]
     if name == "jemalloc":
         value = "oversize_threshold:1,background_thread:true,metadata_thp:auto"
-        rows.append(Setting("MALLOC_CONF", value, "as torch.backends.xeon.run_cpu has it"))
+        rows.append(Setting("MALLOC_CONF", value, "as in torch.backends.xeon.run_cpu"))
     return rows

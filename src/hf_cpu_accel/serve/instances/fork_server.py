@@ -1,7 +1,7 @@
-"""A process that does nothing but fork instances: it was forked when the pool was made, and never computes or starts a thread.
+"""The fork server: a process that only forks instances. The pool forks it at its creation; it never computes or starts a thread.
 
-A process of many threads is not forked twice, with locks that one of them may hold. The instances share the pages of the weights as
-they were packed, since they are only read; `multiprocessing`'s forkserver starts Python anew, without them.
+So a process with several threads, which may hold locks, is forked only once. The instances share the memory pages of the packed
+weights, which they only read. The forkserver of `multiprocessing` starts a new Python without these pages.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _PID = struct.Struct("q")
 
 
 class Child(NamedTuple):
-    """A process, and the parent's end of the pipe to it: that reads as closed as soon as the process has ended."""
+    """A process, and the parent's end of the pipe to it, which is closed when the process ends."""
 
     pid: int
     connection: Connection
 
 
 class ForkServer:
-    """Makes children that run `serve` on their end of a pipe."""
+    """Create children that run `serve` on their end of a pipe."""
 
     def __init__(self, serve: Callable[[Connection], None]) -> None:
         self._serve = serve
@@ -38,62 +38,65 @@ class ForkServer:
         self.pid, self._control = self._open()
 
     def child(self) -> Child:
-        """A new process.
+        """Start a process.
 
         Raises:
-            OSError: the system has no room for one.
+            OSError: the system cannot fork.
         """
         with self._one_at_a_time:
             try:
-                return self._fork_there()
-            except (EOFError, ConnectionError):  # the fork server itself was killed
+                return self._request_child()
+            except (EOFError, ConnectionError):  # the fork server was killed
                 self._close()
                 self.pid, self._control = self._open()
-                return self._fork_there()
+                return self._request_child()
 
     def close(self) -> None:
-        """End the fork server; its children end when their pipes are closed."""
+        """Stop the fork server; its children end when their pipes are closed."""
         with self._one_at_a_time:
             self._close()
 
     def _open(self) -> tuple[int, socket.socket]:
-        ours, theirs = socket.socketpair()
-        _ends.add(ours)
-        pid = _fork(lambda: _wait_for_orders(theirs, self._serve))
-        theirs.close()
-        return pid, ours
+        parent_end, child_end = socket.socketpair()
+        _ends.add(parent_end)
+        pid = _fork(lambda: _run_server(child_end, self._serve))
+        child_end.close()
+        return pid, parent_end
 
     def _close(self) -> None:
         self._control.close()
         with contextlib.suppress(
             ProcessLookupError, ChildProcessError
-        ):  # who waits for all children of this process may be first
-            os.kill(self.pid, signal.SIGKILL)  # it holds nothing that could be lost
+        ):  # other code that waits for all children may be first
+            os.kill(self.pid, signal.SIGKILL)  # it has no state to lose
             os.waitpid(self.pid, 0)
 
-    def _fork_there(self) -> Child:
-        ours, theirs = socket.socketpair()
+    def _request_child(self) -> Child:
+        parent_end, child_end = socket.socketpair()
         try:
-            socket.send_fds(self._control, [b"+"], [theirs.fileno()])
+            socket.send_fds(self._control, [b"+"], [child_end.fileno()])
             reply = self._control.recv(_PID.size, socket.MSG_WAITALL)
         except BaseException:
-            ours.close()
+            parent_end.close()
             raise
         finally:
-            theirs.close()
+            child_end.close()
         if len(reply) < _PID.size:
-            ours.close()
+            parent_end.close()
             raise EOFError
         (pid,) = _PID.unpack(reply)
         if pid < 0:
-            ours.close()
-            raise OSError(-pid, f"an instance cannot be forked: {os.strerror(-pid)}")
-        connection = Connection(ours.detach())
+            parent_end.close()
+            raise OSError(
+                -pid,
+                f"cannot fork an instance: {os.strerror(-pid)}; free memory or raise the limit of processes",
+            )
+        connection = Connection(parent_end.detach())
         _ends.add(connection)
         return Child(pid, connection)
 
 
-# The ends of this process's pipes. In a forked process they would keep the other ends from seeing that this process is gone.
+# The ends of the pipes of this process. Forked processes close them; open copies would hide the end of this process.
 _ends: weakref.WeakSet[socket.socket | Connection] = weakref.WeakSet()
 
 
@@ -105,20 +108,21 @@ def _close_ends() -> None:
 os.register_at_fork(after_in_child=_close_ends)
 
 
-def _wait_for_orders(control: socket.socket, serve: Callable[[Connection], None]) -> None:
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # whoever ends is gone, without a wait
+def _run_server(control: socket.socket, serve: Callable[[Connection], None]) -> None:
+    """Fork an instance per request on `control`, until it is closed."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the system removes children that have ended
     while True:
-        order, descriptors, _, _ = socket.recv_fds(control, 1, 1)
-        if not order:
+        request, descriptors, _, _ = socket.recv_fds(control, 1, 1)
+        if not request:
             return
         pipe = descriptors[0]
 
-        def be_an_instance(pipe: int = pipe) -> None:
+        def run_instance(pipe: int = pipe) -> None:
             control.close()
             serve(Connection(pipe))
 
         try:
-            pid = _fork(be_an_instance)
+            pid = _fork(run_instance)
         except OSError as error:
             pid = -(error.errno or 1)
         os.close(pipe)
@@ -126,7 +130,7 @@ def _wait_for_orders(control: socket.socket, serve: Callable[[Connection], None]
 
 
 def _fork(run: Callable[[], None]) -> int:
-    """The number of a new process that does `run` and ends."""
+    """Fork a process that calls `run` and ends; return its pid."""
     sys.stdout.flush()
     sys.stderr.flush()
     pid = os.fork()
@@ -136,7 +140,7 @@ def _fork(run: Callable[[], None]) -> int:
     try:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all: the parent says what becomes of it
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent handles it
         run()
         status = 0
     except BaseException:

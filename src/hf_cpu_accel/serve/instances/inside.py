@@ -1,4 +1,4 @@
-"""What can be set for instances from inside of a process that runs already, and what is told instead."""
+"""The settings of instances that a running process can change, and hints for those that only `launch` can change."""
 
 from __future__ import annotations
 
@@ -12,27 +12,31 @@ _TOKENIZERS = "TOKENIZERS_PARALLELISM"
 
 
 class Variables:
-    """Environment variables that libraries look at in each call; what the user has set stays."""
+    """Set environment variables that libraries read in each call; variables of the user stay unchanged."""
 
     def __init__(self) -> None:
-        self._ours = _TOKENIZERS not in os.environ
-        if self._ours:
+        self._is_set = _TOKENIZERS not in os.environ
+        if self._is_set:
             os.environ[_TOKENIZERS] = "false"
 
     def settings(self) -> list[Setting]:
+        """Return a row for each variable."""
         why = (
-            "threads of tokenizers would share the cores of one instance" if self._ours else "was set before"
+            "threads of tokenizers would share the cores of one instance"
+            if self._is_set
+            else "already set, unchanged"
         )
         return [Setting(_TOKENIZERS, os.environ.get(_TOKENIZERS, ""), why)]
 
-    def put_back(self) -> None:
-        if self._ours:
+    def restore(self) -> None:
+        """Remove the variables that were set."""
+        if self._is_set:
             os.environ.pop(_TOKENIZERS, None)
-            self._ours = False
+            self._is_set = False
 
 
 def settings(placement: Placement, kind: str, pin: bool, variables: Variables) -> list[Setting]:
-    """The rows of an `InstancePool`."""
+    """Return the rows of an `InstancePool`."""
     instances = f"{len(placement.places)} {'processes' if kind == 'process' else 'threads'}"
     rows = [Setting("instances", instances, placement.reason)]
     for number, place in enumerate(placement.places):
@@ -42,25 +46,25 @@ def settings(placement: Placement, kind: str, pin: bool, variables: Variables) -
 
 
 def allocator() -> Setting:
-    """Who serves malloc: chosen before a process starts."""
+    """Return the row of the allocator, which is chosen before a process starts."""
     name = memory.allocator()
     why = (
         "preloaded"
         if name in ("jemalloc", "tcmalloc", "mimalloc")
-        else "`hf-cpu-accel launch` preloads another"
+        else "`hf-cpu-accel launch` preloads a faster one"
     )
-    return Setting("allocator", name, f"{why}; the kernels' buffers are a pool of their own")
+    return Setting("allocator", name, f"{why}; the buffers of the kernels have their own pool")
 
 
 def huge_pages() -> Setting:
-    """The kernel's mode, and who asks for them where it is madvise."""
+    """Return the row of huge pages: the mode of the system, and the code that uses them in mode madvise."""
     mode = memory.transparent_hugepages()
-    asked = os.environ.get("THP_MEM_ALLOC_ENABLE") == "1"
-    whose = "the kernels' buffers ask for them" + (", and so does torch" if asked else "")
-    hint = "" if asked else "; torch does under `hf-cpu-accel launch`"
+    torch_uses_them = os.environ.get("THP_MEM_ALLOC_ENABLE") == "1"
+    users = "the buffers of the kernels use them" + (", and so does torch" if torch_uses_them else "")
+    hint = "" if torch_uses_them else "; torch does so with `hf-cpu-accel launch`"
     why = {
-        "madvise": whose + hint,
-        "always": "wherever the system finds some",
-        "never": "switched off for all",
+        "madvise": users + hint,
+        "always": "on for all memory",
+        "never": "off for all memory",
     }
-    return Setting("huge pages", mode, why.get(mode, "this system does not tell"))
+    return Setting("huge pages", mode, why.get(mode, "not reported by this system"))

@@ -1,4 +1,4 @@
-"""The queue between those who ask and the instances: bounded, and served by as many instances as may compute at a time."""
+"""The bounded queue of jobs, and the limit on instances that compute at the same time."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from hf_cpu_accel.serve.instances.work import Request
 
 @dataclass(frozen=True)
 class Job:
-    """What is asked for, and who waits for it."""
+    """A request and the future of its result."""
 
     request: Request
     future: Future[Any] = field(default_factory=Future)
 
 
 class Jobs:
-    """First come, first served; `put` waits while `most` jobs are waiting."""
+    """A queue, first in, first out. `put` blocks while `most` jobs are waiting; only the first `active` instances get jobs."""
 
     def __init__(self, most: int, active: int) -> None:
         self._most, self._active = most, active
@@ -30,7 +30,8 @@ class Jobs:
         self.closed = False
 
     def put(self, job: Job) -> None:
-        """
+        """Append a job; wait while the queue is full.
+
         Raises:
             RuntimeError: the pool is closed.
         """
@@ -38,12 +39,12 @@ class Jobs:
             while len(self._waiting) >= self._most and not self.closed:
                 self._changed.wait()
             if self.closed:
-                raise RuntimeError("this InstancePool is closed: make another one")
+                raise RuntimeError("this InstancePool is closed: create another one")
             self._waiting.append(job)
             self._changed.notify_all()
 
     def take(self, instance: int, patience: float) -> Job | None:
-        """The next job for instance number `instance`; None after `patience` seconds, or at the end (`drained`)."""
+        """Remove and return the next job for instance number `instance`; None after `patience` seconds, or if `drained`."""
         until = time.monotonic() + patience
         with self._changed:
             while not self._waiting or instance >= self._active:
@@ -56,13 +57,13 @@ class Jobs:
             return job
 
     def set_active(self, active: int) -> None:
-        """From now on the first `active` instances take jobs; those that others have taken go on."""
+        """Set the number of instances that get jobs; running jobs of others continue."""
         with self._changed:
             self._active = active
             self._changed.notify_all()
 
     def close(self, cancel: bool) -> None:
-        """Take no more; with `cancel`, who waits is told so."""
+        """Accept no more jobs; with `cancel`, cancel the waiting ones."""
         with self._changed:
             self.closed = True
             dropped = list(self._waiting) if cancel else []
@@ -74,4 +75,5 @@ class Jobs:
 
     @property
     def drained(self) -> bool:
+        """Return whether the queue is closed and empty."""
         return self.closed and not self._waiting

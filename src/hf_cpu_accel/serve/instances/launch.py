@@ -1,4 +1,4 @@
-"""`hf-cpu-accel launch`: a script in one or more processes, each pinned to cores of its own, with an environment for inference."""
+"""`hf-cpu-accel launch`: run a script in one or more processes, each pinned to its own cores, with an environment for inference."""
 
 from __future__ import annotations
 
@@ -22,7 +22,14 @@ _SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 
 @dataclass(frozen=True)
 class Launch:
-    """What is to be started: a command, and where and with which variables each instance of it runs."""
+    """A command, and the cores and environment variables of each of its instances.
+
+    Attributes:
+        command: program and arguments.
+        places: the cores of each instance; empty without pinning.
+        environments: the variables to add for each instance.
+        settings: the rows of the table.
+    """
 
     command: tuple[str, ...]
     places: tuple[Place, ...]
@@ -38,49 +45,49 @@ def plan(
     *,
     pin: bool = True,
 ) -> Launch:
-    """Decide everything; starts nothing.
+    """Choose cores and environment variables; nothing is started.
 
     Args:
-        command: arguments of Python: a script or `-m` and a module, and what they are given.
-        instances, threads: see `placement.place`.
+        command: arguments for Python: a script, or `-m` and a module, with its arguments.
+        instances: see `placement.place`.
+        threads: see `placement.place`.
         allocator: one of `environment.ALLOCATORS`.
-        pin: whether each instance has cores of its own.
+        pin: pin each instance to its own cores.
 
     Raises:
         TypeError, ValueError: an argument that is not accepted.
     """
-    found = placement.place(placement.limits(), instances, threads)
-    rows = [Setting("instances", str(len(found.places)), found.reason)]
+    result = placement.place(placement.limits(), instances, threads)
+    places = result.places
+    rows = [Setting("instances", str(len(places)), result.reason)]
     environments = []
-    shared: list[Setting] = []
-    for number, place in enumerate(found.places):
+    common: list[Setting] = []
+    for number, place in enumerate(places):
         where = str(place) if pin else f"{place.threads} threads, not pinned"
         rows.append(Setting(f"instance {number}", where, _why(place, pin)))
-        own, shared = variables(place.threads, os.environ, allocator)
-        environments.append({**own, INSTANCE: str(number), INSTANCES: str(len(found.places))})
-    shared.append(
+        added, common = variables(place.threads, os.environ, allocator)
+        environments.append({**added, INSTANCE: str(number), INSTANCES: str(len(places))})
+    common.append(
         Setting(
             INSTANCE,
-            f"0 to {len(found.places) - 1}",
-            f"which of them a process is; {INSTANCES} says of how many",
+            f"0 to {len(places) - 1}",
+            f"number of the instance; {INSTANCES} is the number of all instances",
         )
     )
-    return Launch(
-        (sys.executable, *command), found.places if pin else (), tuple(environments), (*rows, *shared)
-    )
+    return Launch((sys.executable, *command), places if pin else (), tuple(environments), (*rows, *common))
 
 
 def run(launch: Launch) -> int:
-    """Start all, hand signals on, and wait for all.
+    """Start all instances, forward signals, and wait for their ends.
 
     Returns:
-        0 if all ended well, else the status of the first in their order that did not; 128 + the signal if one ended it.
+        0 if all instances succeeded, or else the exit status of the first that failed; 128 + the signal if a signal ended it.
     """
     processes: list[subprocess.Popen[Any]] = []
-    with _handed_on(processes):
-        for number, own in enumerate(launch.environments):
-            with _pinned(launch.places[number] if launch.places else None):
-                processes.append(subprocess.Popen(launch.command, env={**os.environ, **own}))
+    with _forward_signals(processes):
+        for number, environment in enumerate(launch.environments):
+            with _pin(launch.places[number] if launch.places else None):
+                processes.append(subprocess.Popen(launch.command, env={**os.environ, **environment}))
         statuses = [_wait(process) for process in processes]
     return next((128 - status if status < 0 else status for status in statuses if status), 0)
 
@@ -89,12 +96,12 @@ def _why(place: Place, pin: bool) -> str:
     if not pin:
         return "--no-pin"
     return (
-        "memory comes from the node of its cores" if place.node is not None else "no memory node of its own"
+        "memory comes from the NUMA node of its cores" if place.node is not None else "not on one NUMA node"
     )
 
 
 def _wait(process: subprocess.Popen[Any]) -> int:
-    """Ctrl-C reaches the instances by the terminal: what they make of it is waited for."""
+    """Wait for a process, also after Ctrl-C, which the terminal sends to the instances too."""
     while True:
         try:
             return process.wait()
@@ -103,8 +110,8 @@ def _wait(process: subprocess.Popen[Any]) -> int:
 
 
 @contextlib.contextmanager
-def _pinned(place: Place | None) -> Iterator[None]:
-    """Inside, processes start on the CPUs of `place`."""
+def _pin(place: Place | None) -> Iterator[None]:
+    """Start processes inside the context on the CPUs of `place`."""
     before = os.sched_getaffinity(0)
     if place is not None:
         os.sched_setaffinity(0, place.cpus)
@@ -115,14 +122,14 @@ def _pinned(place: Place | None) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _handed_on(processes: list[subprocess.Popen[Any]]) -> Iterator[None]:
-    """Inside, what asks this process to end is asked of `processes`."""
+def _forward_signals(processes: list[subprocess.Popen[Any]]) -> Iterator[None]:
+    """Forward SIGTERM and SIGHUP to `processes` inside the context."""
 
-    def hand_on(number: int, frame: object) -> None:
+    def forward(number: int, frame: object) -> None:
         for process in processes:
             process.send_signal(number)
 
-    before = {number: signal.signal(number, hand_on) for number in _SIGNALS}
+    before = {number: signal.signal(number, forward) for number in _SIGNALS}
     try:
         yield
     finally:

@@ -1,6 +1,7 @@
-"""Requests and results as bytes between two processes of one pool: pickles, in which tensors are numpy's, without torch's archive.
+"""Messages between the processes of a pool: pickles in which tensors are NumPy arrays.
 
-torch.multiprocessing would hand each tensor over as a file of shared memory: of a container's 64 MB, and dear for small ones.
+torch.multiprocessing would pass each tensor as a file in shared memory, of which containers have 64 MB, and which is slow for small
+tensors.
 """
 
 from __future__ import annotations
@@ -25,27 +26,31 @@ class _Pickler(pickle.Pickler):
             return _from_bits, (plain.view(torch.int16).numpy(),)
         try:
             return torch.from_numpy, (plain.numpy(),)
-        except (TypeError, RuntimeError):  # a dtype or a kind of tensor that numpy does not have
+        except (TypeError, RuntimeError):  # a dtype or a kind of tensor that NumPy does not support
             return NotImplemented
 
 
 def dumps(value: Any) -> bytes:
-    """Raises what pickle raises."""
+    """Pickle a value; raises the exceptions of pickle."""
     buffer = io.BytesIO()
     _Pickler(buffer, protocol=5).dump(value)
     return buffer.getvalue()
 
 
 def loads(message: bytes) -> Any:
+    """Unpickle a message."""
     return pickle.loads(message)
 
 
 def dumps_reply(value: Any) -> bytes:
-    """A result or `Failed`, in which exceptions keep the text of their traceback; what cannot be sent is said in an exception."""
+    """Pickle a result or `Failed`. Exceptions keep their traceback as text; a value that cannot be pickled becomes `Failed`."""
     try:
         return dumps([_sendable(part) for part in value] if isinstance(value, list) else _sendable(value))
     except Exception as error:
-        text = f"what an instance gave cannot be sent from its process: {type(error).__name__}: {error}"
+        text = (
+            f"the result of an instance cannot be pickled ({type(error).__name__}: {error}); return tensors or plain "
+            "values, or use kind='thread'"
+        )
         failed = Failed(TypeError(text))
         return dumps([failed] * len(value) if isinstance(value, list) else failed)
 
@@ -54,7 +59,7 @@ def _sendable(value: Any) -> Any:
     if not isinstance(value, Failed):
         return value
     try:
-        pickle.loads(pickle.dumps(value.error))  # some exceptions can be written but not read
+        pickle.loads(pickle.dumps(value.error))  # some exceptions can be pickled but not unpickled
     except Exception:
         return Failed(RuntimeError(f"{type(value.error).__name__}: {value.error}"))
     return Failed(ExceptionWithTraceback(value.error, value.error.__traceback__))

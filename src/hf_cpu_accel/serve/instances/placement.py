@@ -1,4 +1,4 @@
-"""Which cores each instance gets: whole ones, of one memory node where they fit, and no more at a time than the limits grant."""
+"""Assign cores to instances: whole cores, of one NUMA node if possible, within the limits of the process."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pathlib import Path
 from hf_cpu_accel.runtime import cgroup, topology
 from hf_cpu_accel.runtime.hardware import thread_limit
 
-# As torch.backends.xeon.run_cpu has it: more than four cores of one instance are rarely worth it for the sizes of requests.
+# As in torch.backends.xeon.run_cpu: for requests, more than four cores per instance rarely pay.
 _CORES_OF_AN_INSTANCE = 4
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What this process may use at the moment: logical CPUs, and CPUs' worth of time (None: all of it)."""
+    """The current limits of this process: its logical CPUs, and its CPU quota (None without a quota)."""
 
     cpus: frozenset[int]
     quota: float | None
@@ -23,7 +23,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Place:
-    """What one instance has: the logical CPUs it is pinned to, its threads, and the memory node (None: several, or not shown)."""
+    """The logical CPUs of an instance, its number of threads, and its NUMA node (None for several or unknown nodes)."""
 
     cpus: frozenset[int]
     threads: int
@@ -37,7 +37,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Placement:
-    """A place for each instance, how many of them compute at a time, and a sentence that says why."""
+    """The place of each instance, the number of instances that compute at the same time, and the reason as a sentence."""
 
     places: tuple[Place, ...]
     active: int
@@ -45,28 +45,29 @@ class Placement:
 
 
 def threads_of_an_instance(usable: int) -> int:
-    """How many threads an instance has by default, of so many cores: one of up to four, and four of more."""
+    """Return the default number of threads per instance: one on up to four usable cores, or else four."""
     return 1 if usable <= _CORES_OF_AN_INSTANCE else _CORES_OF_AN_INSTANCE
 
 
 def limits(root: Path = Path("/")) -> Limits:
-    """Read anew at each call: affinity (`taskset`, cpusets) of the main thread, and the quota of the control groups."""
+    """Read the current affinity of the main thread (`taskset`, cpusets) and the cgroup CPU quota."""
     return Limits(frozenset(os.sched_getaffinity(os.getpid())), cgroup.cpu_quota(root))
 
 
 def place(
     granted: Limits, instances: int | None = None, threads: int | None = None, root: Path = Path("/")
 ) -> Placement:
-    """Deal out cores.
+    """Assign cores to instances.
 
     Args:
-        granted: see `limits`.
-        instances: None for as many as there are cores for, of one thread on up to four cores and of four threads on more.
-        threads: of each instance; None for an equal share.
-        root: where the machine's `/sys` and `/proc` are.
+        granted: the limits of this process.
+        instances: number of instances; None for as many as there are cores for, see `threads_of_an_instance`.
+        threads: number of threads per instance; None for an equal share.
+        root: folder that contains `/sys` and `/proc`.
 
     Raises:
-        TypeError, ValueError: a number that is none, or below 1.
+        TypeError: a value that is not a whole number.
+        ValueError: a number below 1.
     """
     for name, value in (("instances", instances), ("threads", threads)):
         _check_count(name, value)
@@ -78,7 +79,7 @@ def place(
     instances = instances or max(1, usable // threads)
     active = max(1, min(instances, usable // threads))
     nodes = _cores_by_node(cores, root)
-    # By a quota, which says how much but not which: other containers would choose the same cores.
+    # A quota limits the time, but names no cores. Pinning is wrong then, because other containers would choose the same cores.
     shared = usable < len(cores)
     if shared:
         node = next(iter(nodes)) if len(nodes) == 1 else None
@@ -87,45 +88,45 @@ def place(
         places = tuple(_deal(nodes, instances, threads))
     reason = f"{instances} x {threads} thread{'s' if threads > 1 else ''}: {why}"
     if active < instances:
-        reason += f"; {active} of {instances} instances compute at a time"
+        reason += f"; {active} of {instances} instances compute at the same time"
     if shared:
-        reason += "; on any core, since a quota does not say which are free"
+        reason += "; on any core, because a quota names no cores"
     elif len(nodes) > 1 and any(each.node is None for each in places):
-        reason += "; an instance has cores of several memory nodes"
+        reason += "; an instance has cores of several NUMA nodes"
     return Placement(places, active, reason)
 
 
 def _check_count(name: str, value: int | None) -> None:
     if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
-        raise TypeError(f"{name}={value!r}: accepted are whole numbers from 1, or None")
+        raise TypeError(f"{name}={value!r}: expected a whole number from 1, or None")
     if value is not None and value < 1:
-        raise ValueError(f"{name}={value}: accepted are whole numbers from 1, or None")
+        raise ValueError(f"{name}={value}: expected a whole number from 1, or None")
 
 
 def _cores_by_node(cores: frozenset[frozenset[int]], root: Path) -> dict[int | None, list[frozenset[int]]]:
     nodes = topology.numa_nodes(root)
-    found: dict[int | None, list[frozenset[int]]] = {}
+    by_node: dict[int | None, list[frozenset[int]]] = {}
     for core in sorted(cores, key=min):
         node = next((number for number, cpus in nodes.items() if core & cpus), None)
-        found.setdefault(node, []).append(core)
-    return found
+        by_node.setdefault(node, []).append(core)
+    return by_node
 
 
 def _deal(nodes: dict[int | None, list[frozenset[int]]], instances: int, threads: int) -> list[Place]:
-    """Each instance on the node with most cores left, or across nodes where none has enough; all anew when all are dealt out."""
-    left = {node: list(cores) for node, cores in nodes.items()}
+    """Put each instance on the node with most free cores, or across nodes if no node has enough; reuse cores if none is free."""
+    free = {node: list(cores) for node, cores in nodes.items()}
     places = []
     for _ in range(instances):
-        if not any(left.values()):
-            left = {node: list(cores) for node, cores in nodes.items()}
-        roomy = max(left, key=lambda node: len(left[node]))
-        if len(left[roomy]) >= threads:
-            mine, node = [left[roomy].pop(0) for _ in range(threads)], roomy
+        if not any(free.values()):
+            free = {node: list(cores) for node, cores in nodes.items()}
+        largest = max(free, key=lambda node: len(free[node]))
+        if len(free[largest]) >= threads:
+            chosen, node = [free[largest].pop(0) for _ in range(threads)], largest
         else:
-            every = [(node, core) for node, cores in left.items() for core in cores][:threads]
-            for owner, core in every:
-                left[owner].remove(core)
-            mine, owners = [core for _, core in every], {owner for owner, _ in every}
+            pairs = [(node, core) for node, cores in free.items() for core in cores][:threads]
+            for owner, core in pairs:
+                free[owner].remove(core)
+            chosen, owners = [core for _, core in pairs], {owner for owner, _ in pairs}
             node = owners.pop() if len(owners) == 1 else None
-        places.append(Place(frozenset().union(*mine), threads, node))
+        places.append(Place(frozenset().union(*chosen), threads, node))
     return places

@@ -1,4 +1,4 @@
-"""`InstancePool`: one model, several pinned instances of it on one set of packed weights."""
+"""`InstancePool`: several pinned instances of one model that share its packed weights."""
 
 from __future__ import annotations
 
@@ -28,31 +28,33 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 KINDS = ("auto", "thread", "process")
-_LOOK = 1.0  # seconds between two looks at affinity and quota
-_AHEAD = 4  # calls for each instance that `map` has on their way, and that may wait in the queue
+_CHECK_INTERVAL = 1.0  # seconds between two checks of affinity and quota
+_AHEAD = 4  # calls per instance that `map` submits ahead, and that may wait in the queue
 
 
 class InstancePool:
-    """Several instances of a model that compute at once, each pinned to cores of its own, all on the same weights.
+    """Run several instances of a model in parallel, each pinned to its own cores, on the same weights.
 
         pool = InstancePool(accelerate_for_cpu(encoder), instances=2)
         vectors = list(pool.map(texts, batch_size=32, progress=True))
 
-    Affinity and the quota of the container are looked at every second: if they change, instances move, and no more of them
-    compute at a time than there are CPUs for.
+    The pool checks the affinity and the container quota every second. If they change, it moves the instances and limits how many
+    compute at the same time.
 
     Args:
-        model: a `Pipeline`, `SentenceTransformer`, `CrossEncoder`, `nn.Module`, or anything that can be called; accelerated before.
-        instances, threads: how many, and of how many threads each; None for what the machine has room for (`placement.place`).
-        kind: `"thread"`, where kernels take the time: they release the interpreter's lock. `"process"`, where Python does: they
-            are forked and share the weights' pages, and one that is killed is replaced. `"auto"`: processes for models that
-            generate text.
-        call: `call(model, ...)` instead of the usual call of the model; see `work.Work`.
-        pin: False: no CPUs are reserved, and all instances compute at once, for calls that wait for something else.
-        waiting: calls that may wait for an instance; `submit` blocks while there are so many.
+        model: an accelerated `Pipeline`, `SentenceTransformer`, `CrossEncoder`, `nn.Module` or another callable.
+        instances: number of instances; None to choose for the machine.
+        threads: number of threads per instance; None to choose for the machine.
+        kind: `"thread"` for models that spend their time in kernels, which release the GIL. `"process"` for models that spend it in
+            Python: processes are forked and share the weights, and a killed process is replaced. `"auto"` uses processes for models
+            that generate text.
+        call: `call(model, ...)` replaces the default call of the model; see `work.Work`.
+        pin: pin instances to cores. With False all instances compute at the same time, for calls that wait for other resources.
+        waiting: maximum number of calls that wait for an instance; `submit` blocks for more.
 
     Raises:
-        TypeError, ValueError: an argument that is not accepted.
+        TypeError: an argument of the wrong type.
+        ValueError: a value that is not accepted.
     """
 
     def __init__(
@@ -67,11 +69,11 @@ class InstancePool:
         waiting: int | None = None,
     ) -> None:
         if not callable(model) and call is None:
-            raise TypeError(f"model is a {type(model).__name__}, which cannot be called: pass call=")
+            raise TypeError(f"model is a {type(model).__name__}, which is not callable: pass call=")
         if kind not in KINDS:
             raise ValueError(f"kind={kind!r}: accepted are {', '.join(map(repr, KINDS))}")
         if waiting is not None and (not isinstance(waiting, int) or waiting < 1):
-            raise ValueError(f"waiting={waiting!r}: accepted are whole numbers from 1, or None")
+            raise ValueError(f"waiting={waiting!r}: expected a whole number from 1, or None")
         self.kind = ("process" if _generates(model) else "thread") if kind == "auto" else kind
         self._pin = pin
         self._limits = placement.limits()
@@ -95,7 +97,14 @@ class InstancePool:
         threading.Thread(target=watch, name="InstancePool-limits", daemon=True).start()
 
     def submit(self, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Call the model in the next free instance; waits while the queue is full.
+        """Call the model in the next free instance; wait while the queue is full.
+
+        Args:
+            args: positional arguments of the call.
+            kwargs: keyword arguments of the call.
+
+        Returns:
+            The future of the result.
 
         Raises:
             RuntimeError: the pool is closed.
@@ -110,25 +119,27 @@ class InstancePool:
         progress: bool = False,
         return_exceptions: bool = False,
     ) -> Results:
-        """Results in the order of the items, which are drawn as results are taken: the iterable may be endless.
+        """Yield the results of all items, in their order. The iterable may be endless; items are read as results are consumed.
 
-        An item's exception is its own: `next()` raises it in the place of its result, and goes on behind it when it is called again
-        (a `for` loop ends there). Where a batch fails, its items are tried one by one.
+        `next()` raises the exception of an item at its position, and the following `next()` continues with the next item (a `for`
+        loop ends there). If a batch fails, its items run one by one.
 
         Args:
-            items: what the model is called with; of a module also mappings of its arguments, or tuples of them.
-            batch_size: None: a call for each item. Else so many items are one call: a list for pipelines, encoders and `call`;
-                for modules tensors are stacked, and outputs are split along their first dimension.
-            progress: show a bar.
-            return_exceptions: exceptions are given in the place of results, instead of raised.
+            items: the inputs of the model; for a module also mappings or tuples of its arguments.
+            batch_size: number of items per call; None for one call per item. Pipelines, encoders and `call` get a list. For
+                modules, tensors are stacked, and outputs are split along their first dimension.
+            progress: show a progress bar.
+            return_exceptions: yield exceptions instead of raising them.
 
         Raises:
-            ValueError: a batch_size below 1. TypeError: nothing to iterate over. RuntimeError: the pool is closed.
+            ValueError: a batch_size below 1.
+            TypeError: items that are not iterable.
+            RuntimeError: the pool is closed.
         """
         if batch_size is not None and (not isinstance(batch_size, int) or batch_size < 1):
-            raise ValueError(f"batch_size={batch_size!r}: accepted are whole numbers from 1, or None")
+            raise ValueError(f"batch_size={batch_size!r}: expected a whole number from 1, or None")
         if self._jobs.closed:
-            raise RuntimeError("this InstancePool is closed: make another one")
+            raise RuntimeError("this InstancePool is closed: create another one")
         return Results(
             items,
             submit=self._put,
@@ -141,27 +152,27 @@ class InstancePool:
 
     @property
     def placement(self) -> Placement:
-        """Where the instances are at the moment, and why."""
+        """Return the current places of the instances, and the reason."""
         return self._placement
 
     @property
     def pids(self) -> tuple[int | None, ...]:
-        """The processes of the instances: None for threads, and for one that is about to be replaced."""
+        """Return the process ids of the instances; None for a thread and for a process that will be replaced."""
         return tuple(worker.instance.pid for worker in self._workers)
 
     def settings(self) -> list[Setting]:
-        """What was set, and what only `hf-cpu-accel launch` could."""
+        """Return the settings of the pool, with hints for settings that only `hf-cpu-accel launch` can change."""
         return inside.settings(self._placement, self.kind, self._pin, self._variables)
 
     def close(self, *, cancel: bool = False) -> None:
-        """Take no more, finish what was asked for, and end the instances; with `cancel`, what waits is not begun."""
+        """Accept no more calls, finish the submitted ones, and stop the instances; with `cancel`, cancel the waiting ones."""
         self._jobs.close(cancel)
         self._over.set()
         for worker in self._workers:
             worker.join()
         if self._fork_server is not None:
             self._fork_server.close()
-        self._variables.put_back()
+        self._variables.restore()
 
     def __enter__(self) -> InstancePool:
         return self
@@ -169,7 +180,7 @@ class InstancePool:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Whoever leaves by an exception does not wait for what was not begun."""
+        """Close the pool; after an exception, cancel waiting calls."""
         self.close(cancel=error is not None)
 
     def __rich__(self) -> Table:
@@ -195,28 +206,28 @@ class InstancePool:
             self._over.set()
 
     def _follow(self, limits: Limits) -> None:
-        """Move where the limits have changed."""
+        """Move the instances if the limits have changed."""
         if limits == self._limits or not limits.cpus:
             return
         self._limits, self._placement = limits, placement.place(limits, *self._asked)
         for worker, place in zip(self._workers, self._placement.places, strict=True):
-            worker.wanted = place
+            worker.target = place
         self._jobs.set_active(self._active)
 
 
 def _watch(pool: weakref.ref[InstancePool], over: threading.Event) -> None:
-    """Until the pool is closed, or not referred to any more."""
-    while not over.wait(_LOOK):
-        held = pool()
-        if held is None:
+    """Check the limits every second until the pool is closed or garbage."""
+    while not over.wait(_CHECK_INTERVAL):
+        strong = pool()
+        if strong is None:
             return
-        held._follow(placement.limits())
-        del held
+        strong._follow(placement.limits())
+        del strong
 
 
 def _generates(model: Any) -> bool:
     try:
         roots = find(model)
-    except TypeError:  # something else that can be called
+    except TypeError:  # another callable
         return False
     return any(callable(ask := getattr(root.module, "can_generate", None)) and ask() for root in roots)

@@ -1,6 +1,6 @@
-"""An instance that is a process, forked with the packed weights in it: for models whose time goes into Python.
+"""An instance as a forked process that shares the packed weights, for models that spend their time in Python.
 
-It is killed without harm to others: what it was at work on fails with `InstanceDied`, and another takes its place.
+A killed process does not affect others: its call fails with `InstanceDied`, and a new process replaces it.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from typing import Any
 from hf_cpu_accel.serve.instances import messages
 from hf_cpu_accel.serve.instances.fork_server import Child, ForkServer
 from hf_cpu_accel.serve.instances.placement import Place
-from hf_cpu_accel.serve.instances.thread_instance import take
+from hf_cpu_accel.serve.instances.thread_instance import use_place
 from hf_cpu_accel.serve.instances.work import Failed, Request, Work
 
 _PATIENCE = 5.0  # seconds for a process to end by itself
 
 
 class InstanceDied(RuntimeError):
-    """The process that was at work on an item has ended: it was killed, or it crashed. Other items are not touched."""
+    """The process ended during a call: it was killed, or it crashed. Other calls are not affected."""
 
 
 class ProcessInstance:
-    """The parent's side; used by one thread."""
+    """The parent's side of a process; one thread uses it."""
 
     def __init__(self, fork_server: ForkServer) -> None:
         self._fork_server = fork_server
@@ -33,19 +33,21 @@ class ProcessInstance:
 
     @property
     def pid(self) -> int | None:
+        """Return the process id; None without a process."""
         return None if self._child is None else self._child.pid
 
     def move(self, place: Place, pin: bool) -> None:
-        """From now on compute at `place`."""
+        """Move the process to `place`."""
         self._place = place, pin
         self.heal()
         self._ask(self._place)
 
     def run(self, request: Request) -> Any:
-        """
+        """Run a request in the process and return its result.
+
         Raises:
-            InstanceDied: the process ended meanwhile.
-            Exception: what the call raised.
+            InstanceDied: the process ended during the call.
+            Exception: the exception of the call.
         """
         message = messages.dumps(request)
         self.heal()
@@ -55,7 +57,7 @@ class ProcessInstance:
         return reply
 
     def heal(self) -> None:
-        """See to it that there is a process. One that waits has nothing to say: what can be read of it is its end."""
+        """Start a process if there is none. An idle process sends nothing, so readable data means that it has ended."""
         if self._child is not None and self._child.connection.poll():
             self._drop()
         if self._child is None:
@@ -64,7 +66,7 @@ class ProcessInstance:
                 self._ask(self._place)
 
     def close(self) -> None:
-        """Let it end, and end it if it does not."""
+        """Stop the process; kill it if it does not end in time."""
         if self._child is None:
             return
         pid, connection = self._child
@@ -72,7 +74,7 @@ class ProcessInstance:
             connection.send_bytes(messages.dumps(None))
             if not connection.poll(_PATIENCE):
                 os.kill(pid, signal.SIGKILL)
-        except OSError:  # it has ended already
+        except OSError:  # the process has already ended
             pass
         self._drop()
 
@@ -85,7 +87,7 @@ class ProcessInstance:
         except (EOFError, ConnectionError):
             self._drop()
             raise InstanceDied(
-                f"process {pid} of the InstancePool ended while it was at work: killed, or crashed"
+                f"process {pid} of the InstancePool ended during a call: it was killed (out of memory?) or crashed"
             ) from None
 
     def _drop(self) -> None:
@@ -95,22 +97,22 @@ class ProcessInstance:
 
 
 def serve(work: Work, connection: Connection) -> None:
-    """What the process does, until it is told to end or its parent is gone."""
+    """Run requests in the process until the parent stops it or ends."""
     while True:
         try:
             message = messages.loads(connection.recv_bytes())
             if message is None:
                 return
-            connection.send_bytes(_answer(work, message))
+            connection.send_bytes(_reply(work, message))
         except (EOFError, ConnectionError):
             return
 
 
-def _answer(work: Work, message: Request | tuple[Place, bool]) -> bytes:
+def _reply(work: Work, message: Request | tuple[Place, bool]) -> bytes:
     if isinstance(message, tuple):
-        take(*message)
+        use_place(*message)
         return messages.dumps(None)
     try:
-        return messages.dumps_reply(work.do(message))
+        return messages.dumps_reply(work.run(message))
     except Exception as error:
         return messages.dumps_reply(Failed(error))

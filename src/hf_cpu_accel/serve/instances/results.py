@@ -1,4 +1,4 @@
-"""What `InstancePool.map` gives: results in the order of the items, of which only so many are on their way at a time."""
+"""The iterator of `InstancePool.map`: results in the order of the items, with a limited number of calls ahead."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from hf_cpu_accel.serve.instances.work import Failed, Many, One, Request
 
 
 class Results(Iterator[Any]):
-    """An iterator. `next()` raises what an item failed with, and the `next()` after it goes on with the following item.
+    """An iterator of results. `next()` raises the exception of a failed item; the following `next()` continues with the next item.
 
-    Leaving it early (`close()`, or it is not referred to any more) takes back what no instance has begun.
+    `close()` and garbage collection cancel the calls that have not started.
     """
 
     def __init__(
@@ -30,7 +30,16 @@ class Results(Iterator[Any]):
         return_exceptions: bool,
         progress: bool,
     ) -> None:
-        """`ahead`: how many calls are on their way at most, those that wait to be read among them."""
+        """
+        Args:
+            items: the items.
+            submit: submits a request.
+            one: returns the request of a single item.
+            batch_size: number of items per call; None for single items.
+            ahead: maximum number of calls whose results are not consumed yet.
+            return_exceptions: yield exceptions instead of raising them.
+            progress: show a progress bar.
+        """
         self._items, self._submit, self._one = iter(items), submit, one
         self._batch_size, self._ahead, self._return_exceptions = batch_size, ahead, return_exceptions
         self._sent: deque[tuple[Future[Any], int]] = deque()
@@ -56,7 +65,7 @@ class Results(Iterator[Any]):
         return result
 
     def close(self) -> None:
-        """Take back what waits."""
+        """Cancel the waiting calls."""
         self._bar.close()
         if self._end is None:
             self._end = StopIteration()
@@ -69,15 +78,15 @@ class Results(Iterator[Any]):
             self.close()
 
     def _send(self) -> None:
-        """An exception of the iterable itself is raised behind the results of what came before it."""
+        """Submit calls. An exception of the iterable is raised after the results of the items before it."""
         while self._end is None and len(self._sent) < self._ahead:
             try:
-                request, count = self._draw()
+                request, count = self._next_request()
                 self._sent.append((self._submit(request), count))
-            except Exception as error:  # StopIteration, too
+            except Exception as error:  # also StopIteration
                 self._end = error
 
-    def _draw(self) -> tuple[Request, int]:
+    def _next_request(self) -> tuple[Request, int]:
         if self._batch_size is None:
             return self._one(next(self._items)), 1
         batch = list(islice(self._items, self._batch_size))

@@ -1,4 +1,4 @@
-"""What was set for instances, to which value and why: the rows of the tables that `launch` and `InstancePool` print."""
+"""The settings of instances with their reasons: the rows of the tables of `launch` and `InstancePool`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Setting:
-    """One row."""
+    """One row of the table."""
 
     name: str
     value: str
@@ -20,13 +20,13 @@ class Setting:
 
 
 def table(settings: Iterable[Setting]) -> Table:
-    """For rich."""
+    """Return a rich table of the settings."""
     from rich import box
     from rich.markup import escape
     from rich.table import Table
 
     out = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    for heading in ("what", "set to", "why"):
+    for heading in ("setting", "value", "reason"):
         out.add_column(heading, overflow="fold")
     for setting in settings:
         out.add_row(*(escape(text) for text in (setting.name, setting.value, setting.why)))

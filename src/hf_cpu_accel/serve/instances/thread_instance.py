@@ -1,4 +1,4 @@
-"""An instance that is a thread of this process: for models whose time goes into kernels, which release the interpreter's lock."""
+"""An instance as a thread of this process, for models that spend their time in kernels, which release the GIL."""
 
 from __future__ import annotations
 
@@ -14,39 +14,44 @@ from hf_cpu_accel.serve.instances.work import Request, Work
 
 
 class ThreadInstance:
-    """Computes in the thread that calls it; threads that the kernels start there inherit its CPUs."""
+    """Compute in the calling thread; threads that the kernels start inherit its CPUs."""
 
     pid = None
 
-    def __init__(self, work: Work, others: int) -> None:
-        """`others`: the number of threads that torch is to use in threads of this process that are not ours."""
-        self._work, self._others = work, others
+    def __init__(self, work: Work, default_threads: int) -> None:
+        """
+        Args:
+            work: the model and its call.
+            default_threads: number of torch threads for other threads of this process.
+        """
+        self._work, self._default_threads = work, default_threads
 
     def move(self, place: Place, pin: bool) -> None:
-        """From now on compute at `place`."""
-        take(place, pin)
-        # torch keeps the last number that was set for threads that have not computed yet: those of the user's.
-        reset = threading.Thread(target=torch.set_num_threads, args=(self._others,))
+        """Move the calling thread to `place`."""
+        use_place(place, pin)
+        # New threads get the last number that was set in torch, so restore the default from another thread.
+        reset = threading.Thread(target=torch.set_num_threads, args=(self._default_threads,))
         reset.start()
         reset.join()
 
     def run(self, request: Request) -> Any:
-        return self._work.do(request)
+        """Run a request and return its result."""
+        return self._work.run(request)
 
     def heal(self) -> None:
-        """A thread does not die alone."""
+        """Do nothing: a thread ends only with its process."""
 
     def close(self) -> None:
-        """The thread ends by itself."""
+        """Do nothing: the worker ends the thread."""
 
 
-def take(place: Place, pin: bool) -> None:
-    """Pin the calling thread, and set the number of threads that torch uses in it.
+def use_place(place: Place, pin: bool) -> None:
+    """Pin the calling thread, and set its number of torch threads.
 
-    CPUs that were taken from the process meanwhile (a cpuset) are no error: the next look at the limits finds a place that is left.
+    CPUs that the process has lost meanwhile (by a cpuset) cause no error: the next check of the limits finds another place.
     """
     if pin:
         with contextlib.suppress(OSError):
             os.sched_setaffinity(0, place.cpus)
-    torch.get_num_threads()  # a thread's first question, which sets it to the process's number
+    torch.get_num_threads()  # the first call in a thread resets the number to that of the process
     torch.set_num_threads(place.threads)

@@ -1,4 +1,4 @@
-"""What an instance does with a request: one call of the model, or a batch whose items get a result or an exception each."""
+"""Run the requests of an instance: one call of the model, or a batch with a result or an exception per item."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from torch import Tensor, nn
 from hf_cpu_accel.hosts.loaded import loaded
 from hf_cpu_accel.hosts.transformers import is_pipeline
 
-# Method by which encoders of sentence-transformers take texts.
+# Methods of sentence-transformers encoders for texts.
 _LIBRARY = "sentence_transformers"
 _ENCODERS = {"SentenceTransformer": "encode", "SparseEncoder": "encode", "CrossEncoder": "predict"}
 
 
 @dataclass(frozen=True)
 class Failed:
-    """In the place of an item's result: what it failed with."""
+    """The exception of an item, in the place of its result."""
 
     error: Exception
 
@@ -44,24 +44,25 @@ Request = One | Many
 
 @dataclass(frozen=True)
 class Work:
-    """A model, and how it is called.
+    """A model and its call.
 
     Attributes:
-        call: `call(model, ...)` instead of what is usual for the model: with what `submit` was given, with an item of `map`, or, if
-            `map` was given a batch_size, with a list of items, for which it returns a sequence with a result for each.
+        model: the model.
+        call: `call(model, ...)` replaces the default call. It gets the arguments of `submit`, an item of `map`, or with a
+            batch_size a list of items, for which it returns a sequence with one result per item.
     """
 
     model: Any
     call: Callable[..., Any] | None = None
 
-    def do(self, request: Request) -> Any:
-        """The result of `One`; of `Many` a list with a result or `Failed` for each item."""
+    def run(self, request: Request) -> Any:
+        """Return the result of `One`, or for `Many` a list with a result or `Failed` per item."""
         if isinstance(request, One):
             return self._one(request)
         return self._many(request.items)
 
     def one(self, item: Any) -> One:
-        """The call for a single item: a module takes the fields of a mapping by their names."""
+        """Return the call for a single item: a module gets the fields of a mapping as keyword arguments."""
         if self.call is None and isinstance(self.model, nn.Module) and not _encode(self.model):
             if isinstance(item, Mapping):
                 return One((), dict(item))
@@ -79,19 +80,24 @@ class Work:
             return self.model(*request.args, **request.kwargs)
 
     def _many(self, items: list[Any]) -> list[Any]:
-        """Where the batch fails, each item is tried alone, so that the others have their results."""
+        """Run a batch; if it fails, run each item alone, so that only the failing items get an exception."""
         try:
-            return self._together(items)
+            return self._checked_batch(items)
         except Exception as error:
             if len(items) == 1:
                 return [Failed(error)]
         return [result for item in items for result in self._many([item])]
 
-    def _together(self, items: list[Any]) -> list[Any]:
+    def _checked_batch(self, items: list[Any]) -> list[Any]:
+        """Run a batch in one call.
+
+        Raises:
+            ValueError: the number of results differs from the number of items.
+        """
         results = self._batch(items)
         if not hasattr(results, "__len__") or len(results) != len(items):
             count = len(results) if hasattr(results, "__len__") else f"one {type(results).__name__}"
-            raise ValueError(f"{len(items)} items gave {count}: call has to return one result for each item")
+            raise ValueError(f"{len(items)} items returned {count}: call must return one result per item")
         return list(results)
 
     def _batch(self, items: list[Any]) -> Sequence[Any]:
@@ -111,7 +117,11 @@ class Work:
 
 
 def split(output: Any, count: int) -> list[Any]:
-    """The output of a batch as one output for each of its rows: tensors along their first dimension, others as they are.
+    """Split the output of a batch into one output per row: tensors along their first dimension; other values are repeated.
+
+    Args:
+        output: output of the model.
+        count: number of rows.
 
     Raises:
         ValueError: a tensor has another number of rows.
@@ -119,7 +129,8 @@ def split(output: Any, count: int) -> list[Any]:
     if isinstance(output, Tensor):
         if output.dim() == 0 or len(output) != count:
             raise ValueError(
-                f"an output of shape {list(output.shape)} has no row for each of {count} items: pass call="
+                f"an output of shape {list(output.shape)} cannot be split into {count} rows: pass call=, which returns one "
+                "result per item"
             )
         return list(output.unbind())
     if isinstance(output, Mapping):
@@ -134,7 +145,7 @@ def split(output: Any, count: int) -> list[Any]:
 
 
 def _like(output: Mapping[str, Any], fields: dict[str, Any]) -> Any:
-    """The model outputs of transformers and diffusers are mappings that take their fields by name."""
+    """Return a mapping of the same type; model outputs of transformers and diffusers get their fields as keyword arguments."""
     return fields if type(output) is dict else type(output)(**fields)
 
 

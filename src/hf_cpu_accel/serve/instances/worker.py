@@ -1,4 +1,4 @@
-"""The thread of this process that feeds one instance."""
+"""The thread that runs the jobs of one instance."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from hf_cpu_accel.serve.instances.jobs import Job, Jobs
 from hf_cpu_accel.serve.instances.placement import Place
 from hf_cpu_accel.serve.instances.work import Request
 
-_TICK = 1.0  # seconds after which an instance that waits is looked at
+_TICK = 1.0  # seconds between two checks of an idle instance
 
 
 class Instance(Protocol):
-    """A thread or a process that computes; its methods are called by one thread."""
+    """A thread or a process that computes; one thread calls its methods."""
 
     @property
     def pid(self) -> int | None: ...
@@ -24,39 +24,39 @@ class Instance(Protocol):
 
 
 class Worker(threading.Thread):
-    """Takes job after job until the queue is closed and empty."""
+    """Run jobs until the queue is closed and empty."""
 
     def __init__(self, number: int, jobs: Jobs, instance: Instance, place: Place, pin: bool) -> None:
         super().__init__(name=f"InstancePool-{number}", daemon=True)
         self.number, self.instance = number, instance
-        self.wanted = place  # written by others: where to compute from the next job on
+        self.target = place  # set by the pool: the place of the next job
         self.ready = threading.Event()
         self._jobs, self._pin = jobs, pin
         self._place: Place | None = None
 
     def run(self) -> None:
-        self._look_after()
+        self._maintain()
         self.ready.set()
         while not self._jobs.drained:
             job = self._jobs.take(self.number, _TICK)
-            self._look_after()
+            self._maintain()
             if job is not None:
-                self._do(job)
-            del job  # an instance that waits keeps no tensors
+                self._run_job(job)
+            del job  # an idle instance must not keep tensors alive
         self.instance.close()
 
-    def _look_after(self) -> None:
-        """Go where the instance is wanted, and see that it lives. If that fails, it is tried again at the next tick."""
+    def _maintain(self) -> None:
+        """Move the instance to its target place, and replace it if it has died. After an error the next tick tries again."""
         try:
-            if self._place != self.wanted:
-                wanted = self.wanted
-                self.instance.move(wanted, self._pin)
-                self._place = wanted
+            if self._place != self.target:
+                target = self.target
+                self.instance.move(target, self._pin)
+                self._place = target
             self.instance.heal()
         except Exception:
-            return  # a job will say why
+            return  # the next job raises the error
 
-    def _do(self, job: Job) -> None:
+    def _run_job(self, job: Job) -> None:
         if not job.future.set_running_or_notify_cancel():
             return
         try:

@@ -1,1 +1,1 @@
-"""Language models in service: prompts in, text out as it is generated, by an engine that many chats share."""
+"""Language models: from prompts to streamed text, with an engine that many chats share."""

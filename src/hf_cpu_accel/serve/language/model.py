@@ -1,4 +1,4 @@
-"""One language model in service: its engine, its tokenizer, and what its chat template can do."""
+"""A language model of the server: its engine, its tokenizer and its chat template."""
 
 from __future__ import annotations
 
@@ -14,18 +14,20 @@ from hf_cpu_accel.serve.language.stream import Streams
 from hf_cpu_accel.serve.language.text import Prompt, TextStream
 from hf_cpu_accel.serve.limits import BadInput, TooLong
 
-Wants = Literal["anything", "JSON", "call"]
-_NEW_TOKENS = 1024  # where a chat does not say
+Form = Literal["anything", "JSON", "call"]
+_NEW_TOKENS = 1024  # default maximum for chats
 
 
 class LanguageModel:
-    """
+    """Serve a causal language model.
+
     Args:
-        name: what clients call it.
-        model: a causal language model of transformers, accelerated.
+        name: the name for clients.
+        model: an accelerated causal language model of transformers.
         tokenizer: its tokenizer.
-        rows, waiting: of `Engine`.
-        on_first: is told the seconds to the first token of each answer.
+        rows: see `Engine`.
+        waiting: see `Engine`.
+        on_first: called with the seconds to the first token of each answer.
         engine: further options of `Engine`.
     """
 
@@ -53,17 +55,17 @@ class LanguageModel:
         return self.engine.metrics.waiting
 
     def prompt(self, text: str | list[int]) -> Prompt:
-        """What `/v1/completions` goes on with: a text, with the special tokens that the tokenizer puts before it, or ids.
+        """Return the prompt of `/v1/completions` from a text, with the special tokens of the tokenizer, or from token ids.
 
         Raises:
-            BadInput: there are none, or an id is not in the vocabulary.
+            BadInput: no tokens, or a token id that is not in the vocabulary.
         """
         ids = text if isinstance(text, list) else self.tokenizer(text)["input_ids"]
         vocabulary = self.model.config.get_text_config().vocab_size
         if not ids:
-            raise BadInput("the prompt has no tokens")
-        if not all(0 <= token < vocabulary for token in ids):
-            raise BadInput(f"token ids must be from 0 to {vocabulary - 1}")
+            raise BadInput("the prompt is empty; pass at least one token")
+        if (wrong := next((token for token in ids if not 0 <= token < vocabulary), None)) is not None:
+            raise BadInput(f"the prompt contains the token id {wrong}; accepted are 0 to {vocabulary - 1}")
         return Prompt(list(ids))
 
     def chat_prompt(
@@ -73,14 +75,16 @@ class LanguageModel:
         variables: Mapping[str, Any] | None = None,
         hints: Mapping[str, Any] | None = None,
     ) -> Prompt:
-        """
+        """Return the prompt of a chat, rendered by the chat template.
+
         Args:
-            messages: as transformers' `apply_chat_template` takes them.
-            variables: what else the template is given, and has to have a place for.
-            hints: what it is given in case that it has.
+            messages: messages for `apply_chat_template` of transformers.
+            tools: tools for the template.
+            variables: further variables that the template must use.
+            hints: further variables that the template may use.
 
         Raises:
-            BadInput: the model has no chat template, or one that has no place for tools or a variable, or refuses the messages.
+            BadInput: the model has no chat template, the template does not use tools or a variable, or it rejects the messages.
         """
         from jinja2 import TemplateError
 
@@ -98,7 +102,7 @@ class LanguageModel:
                 **{**(hints or {}), **(variables or {})},
             )
         except (TemplateError, TypeError, KeyError) as error:
-            raise BadInput(f"the chat template refuses these messages: {error}") from error
+            raise BadInput(f"the chat template of {self.name!r} rejects these messages: {error}") from error
         return Prompt(list(ids), tools, is_chat=True)
 
     def generate(
@@ -108,19 +112,25 @@ class LanguageModel:
         sampling: Sampling,
         mask: GrammarMask | None = None,
     ) -> Generation:
-        """Ask the engine; None takes 1,024 tokens, or what the model has positions for. mask: of `grammars`.
+        """Queue a request in the engine.
+
+        Args:
+            prompt: the prompt.
+            max_new_tokens: maximum number of new tokens; None for 1024, or fewer if the model has fewer positions.
+            sampling: the sampling settings of the request.
+            mask: a mask of `grammars`, or None.
 
         Raises:
-            TooLong: the model has not so many positions.
-            Busy, Stopping: as `Engine.submit`.
+            TooLong: the prompt and the new tokens exceed the positions of the model.
+            Busy, Stopping: see `Engine.submit`.
         """
         room = self.engine.max_length - len(prompt.ids)
         if max_new_tokens is None:
             max_new_tokens = max(1, min(room, _NEW_TOKENS))
         if max_new_tokens > room:
             raise TooLong(
-                f"the prompt has {len(prompt.ids)} tokens and {max_new_tokens} are asked for: together at most "
-                f"{self.engine.max_length}"
+                f"the prompt has {len(prompt.ids)} tokens and max_tokens={max_new_tokens}; together at most "
+                f"{self.engine.max_length} are supported: shorten the prompt or lower max_tokens"
             )
         config = sampling.config(self.model.generation_config)
         return self.engine.submit(
@@ -132,34 +142,44 @@ class LanguageModel:
             seed=sampling.seed,
         )
 
-    def text(self, prompt: Prompt, stop: Sequence[str] = (), wants: Wants = "anything") -> TextStream:
-        """What makes text of the tokens that follow `prompt`, and calls of tools; `wants` is what a grammar forces it to be."""
-        return TextStream(self.tokenizer, self.ends, prompt, stop, self._parser(prompt, wants))
+    def text(self, prompt: Prompt, stop: Sequence[str] = (), form: Form = "anything") -> TextStream:
+        """Return the stream that converts the tokens after `prompt` to text and tool calls.
+
+        Args:
+            prompt: the prompt.
+            stop: strings that end the answer.
+            form: the form that a grammar enforces.
+        """
+        return TextStream(self.tokenizer, self.ends, prompt, stop, self._parser(prompt, form))
 
     def pieces(self, generation: Generation, text: TextStream) -> AsyncIterator[Piece]:
-        """See `Streams.pieces`."""
+        """Yield the pieces of an answer; see `Streams.pieces`."""
         return self._streams.pieces(generation, text)
 
     def close(self, timeout: float | None = None) -> bool:
-        """Finish what was begun; what still runs after `timeout` seconds is cancelled."""
+        """Finish running requests; cancel those that run after `timeout` seconds."""
         self.engine.close(timeout)
         self._streams.close()
         return True
 
-    def _parser(self, prompt: Prompt, wants: Wants) -> Parser | None:
-        if not prompt.is_chat or wants == "JSON":
+    def _parser(self, prompt: Prompt, form: Form) -> Parser | None:
+        if not prompt.is_chat or form == "JSON":
             return None
-        if wants == "call":
+        if form == "call":
             return CallParser()
         return parser(self.model, self.tokenizer, prompt.ids, prompt.tools)
 
-    def _check_template(self, variable: str, what: str) -> None:
+    def _check_template(self, variable: str, feature: str) -> None:
+        """
+        Raises:
+            BadInput: the model has no chat template, or its template does not use the variable.
+        """
         template = self.tokenizer.chat_template
         source = "\n".join(template.values()) if isinstance(template, dict) else template
         if not source:
-            raise BadInput(f"the model {self.name!r} has no chat template: use /v1/completions")
+            raise BadInput(f"model {self.name!r} has no chat template: use /v1/completions")
         if not re.search(rf"\b{re.escape(variable)}\b", source):
-            raise BadInput(f"the chat template of {self.name!r} has no place for {what}")
+            raise BadInput(f"the chat template of {self.name!r} does not support {feature}; leave it out")
 
 
 def _ids(value: int | Sequence[int] | None) -> list[int]:

@@ -1,4 +1,4 @@
-"""What of an answer is said, thought or called: by transformers' parser, or where the answer has to be a call."""
+"""Split answers into text, reasoning and tool calls, with the parser of transformers, or for forced calls with `CallParser`."""
 
 from __future__ import annotations
 
@@ -18,41 +18,44 @@ Piece = str | ReasoningText | ToolCall
 
 
 class Parser(Protocol):
-    """Reads the text of an answer as it comes."""
+    """Parse the text of an answer incrementally."""
 
     def begin(self) -> list[Piece]:
-        """What the chat template has begun the answer with."""
+        """Return the pieces of the answer that the chat template contains."""
         ...
 
     def feed(self, text: str) -> list[Piece]:
-        """What this text completes."""
+        """Return the pieces that this text completes."""
         ...
 
     def finish(self) -> list[Piece]:
-        """What ends with the answer."""
+        """Return the pieces that the end of the answer completes."""
         ...
 
 
 def parser(
     model: Any, tokenizer: Any, prompt: list[int], tools: list[dict[str, Any]] | None
 ) -> Parser | None:
-    """None where it is not known how the model marks its thoughts and calls.
+    """Return the parser of a model; None if the marks of its reasoning and calls are unknown.
 
     Args:
-        prompt: as the chat template has made it, with `tools`.
+        model: the model.
+        tokenizer: its tokenizer.
+        prompt: the prompt from the chat template.
+        tools: the tools of the request.
     """
-    found = get_response_template(tokenizer, model)
-    if found is None:
+    response_template = get_response_template(tokenizer, model)
+    if response_template is None:
         return None
-    template = load_response_template(found)
-    return MarkParser(template, begun(template, tokenizer.decode(prompt)), tools or [])
+    template = load_response_template(response_template)
+    return MarkParser(template, answer_prefix(template, tokenizer.decode(prompt)), tools or [])
 
 
-def begun(template: ResponseTemplate, prompt: str) -> str:
-    """What the chat template has written of the answer, with which the prompt ends.
+def answer_prefix(template: ResponseTemplate, prompt: str) -> str:
+    """Return the start of the answer, which the chat template wrote at the end of the prompt.
 
-    It begins behind the last anchor, which says whose turn it is. A chat template that is not the model type's own may have none:
-    then only a mark at the very end, as one that opens a thought, belongs to the answer.
+    It follows the last anchor, which starts the turn of the assistant. A custom chat template may have no anchor. Then only a mark
+    at the very end, such as one that opens reasoning, belongs to the answer.
     """
     anchors = [match.end() for match in template.start_anchor_re.finditer(prompt)]
     if anchors:
@@ -63,23 +66,23 @@ def begun(template: ResponseTemplate, prompt: str) -> str:
 
 
 class MarkParser:
-    """By marks in the text. What stands between the marks of a call and is none is text."""
+    """Parse by marks in the text. Text between the marks of a call that is not a call becomes plain text."""
 
     def __init__(self, template: ResponseTemplate, prefix: str, tools: list[dict[str, Any]]) -> None:
         self._template, self._tools = template, tools
         self._parser = self._new(prefix)
-        self._call = ""  # of the one that is being read, what has come
+        self._call = ""  # text so far of the current call
 
     def begin(self) -> list[Piece]:
         return self._pieces(self._parser.initial_events)
 
     def feed(self, text: str) -> list[Piece]:
         pieces: list[Piece] = []
-        for character in text:  # one by one, so that what came before an error is known
+        for character in text:  # one by one, to keep the pieces before an error
             try:
                 pieces += self._pieces(self._parser.feed(character))
             except _NO_CALL:
-                pieces += self._given_up()
+                pieces += self._call_as_text()
         return pieces
 
     def finish(self) -> list[Piece]:
@@ -87,7 +90,7 @@ class MarkParser:
             _, events = self._parser.finalize()
             return self._pieces(events)
         except _NO_CALL:
-            return self._given_up()
+            return self._call_as_text()
 
     def _new(self, prefix: str) -> ResponseParser:
         return ResponseParser(self._template, prefix=prefix, tools=[*self._tools])
@@ -101,18 +104,19 @@ class MarkParser:
         pieces: list[Piece] = response_events_to_chunks(events)
         return pieces
 
-    def _given_up(self) -> list[Piece]:
+    def _call_as_text(self) -> list[Piece]:
+        """Return the current call as plain text, and restart the parser."""
         self._parser = self._new("")
         text, self._call = self._call, ""
         return [text] if text else []
 
 
-# What parsing and reading a call raise where it is not as it should be.
+# Exceptions for text that is not a valid call.
 _NO_CALL = (ValueError, RuntimeError, KeyError, TypeError)
 
 
 class CallParser:
-    """Of an answer that is nothing but a call: an object with its name and arguments, in JSON."""
+    """Parse an answer that is only a call: a JSON object with a name and arguments."""
 
     def __init__(self) -> None:
         self._text = ""
@@ -126,7 +130,7 @@ class CallParser:
 
     def finish(self) -> list[Piece]:
         try:
-            call, _ = json.JSONDecoder().raw_decode(self._text)  # the end token's text may stand behind it
+            call, _ = json.JSONDecoder().raw_decode(self._text)  # the text of the end token may follow
         except ValueError:
-            return [self._text] if self._text else []  # it broke off
+            return [self._text] if self._text else []  # incomplete
         return [ToolCall(call["name"], json.dumps(call["arguments"]))]

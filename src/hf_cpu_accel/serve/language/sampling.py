@@ -1,4 +1,4 @@
-"""How the next token is chosen: the model's own generation settings, with what a request says instead."""
+"""Sampling settings: the generation config of the model, overridden by the request."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from transformers import (
 
 @dataclass(frozen=True)
 class Sampling:
-    """What a request says; None leaves it to the model. A temperature of 0 takes the most probable token, any other draws."""
+    """The sampling settings of a request; None uses the setting of the model. A temperature of 0 is greedy decoding."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -26,7 +26,7 @@ class Sampling:
     seed: int | None = None
 
     def config(self, model: GenerationConfig) -> GenerationConfig:
-        """The settings of the model with these."""
+        """Return the generation config of the model with these settings."""
         config = copy.copy(model)
         if self.temperature is not None:
             config.do_sample = self.temperature > 0
@@ -39,15 +39,15 @@ class Sampling:
 
 
 def processors(config: GenerationConfig, mask: Any = None) -> LogitsProcessorList | None:
-    """Those that `generate` makes of such settings, in its order, behind `mask`; None if there are none."""
-    found = LogitsProcessorList([] if mask is None else [mask])
+    """Return the logits processors of `generate` for a config, in its order, after `mask`; None if there are none."""
+    result = LogitsProcessorList([] if mask is None else [mask])
     if config.repetition_penalty not in (None, 1.0):
-        found.append(RepetitionPenaltyLogitsProcessor(penalty=config.repetition_penalty))
+        result.append(RepetitionPenaltyLogitsProcessor(penalty=config.repetition_penalty))
     if config.do_sample:
         if config.temperature not in (None, 1.0):
-            found.append(TemperatureLogitsWarper(config.temperature))
+            result.append(TemperatureLogitsWarper(config.temperature))
         if config.top_k not in (None, 0):
-            found.append(TopKLogitsWarper(config.top_k))
+            result.append(TopKLogitsWarper(config.top_k))
         if config.top_p is not None and config.top_p < 1.0:
-            found.append(TopPLogitsWarper(config.top_p))
-    return found or None
+            result.append(TopPLogitsWarper(config.top_p))
+    return result or None

@@ -1,4 +1,4 @@
-"""The pieces of an answer in an event loop, while the engine generates them in its thread."""
+"""Stream the pieces of an answer in an event loop while the engine generates them in its thread."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _END = object()
 
 
 class Streams:
-    """Waits for the tokens of answers, each in a thread of its own, which sleeps most of the time.
+    """Wait for the tokens of answers, each in its own thread.
 
     Args:
-        most: how many answers can be under way, with those that wait for the engine.
-        on_first: is told the seconds to an answer's first token.
+        most: maximum number of answers, including those that wait for the engine.
+        on_first: called with the seconds to the first token of each answer.
     """
 
     def __init__(self, most: int, on_first: Callable[[float], object] | None = None) -> None:
@@ -28,10 +28,10 @@ class Streams:
         self._on_first = on_first
 
     async def pieces(self, generation: Generation, text: TextStream) -> AsyncIterator[Piece]:
-        """The pieces of `text` as they come. Whoever stops iterating, by leaving or by an error, cancels the generation.
+        """Yield the pieces of `text` as they are generated. Closing the iterator, also by an error, cancels the generation.
 
         Raises:
-            BaseException: what the generation failed with.
+            BaseException: the error of the generation.
         """
         loop = asyncio.get_running_loop()
         queue: asyncio.Queue[Any] = asyncio.Queue()
@@ -69,12 +69,12 @@ class Streams:
             generation.cancel()
 
     def close(self) -> None:
-        """Let the threads end."""
+        """Accept no more answers; the threads end after the current ones."""
         self._threads.shutdown(wait=False)
 
 
 def finish_reason(generation: Generation, text: TextStream) -> str:
-    """OpenAI's word for why an answer ended."""
+    """Return the finish reason of the OpenAI API."""
     if text.has_tool_calls:
         return "tool_calls"
     return "length" if generation.finish_reason == "length" and not text.is_stopped else "stop"

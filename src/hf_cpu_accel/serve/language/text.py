@@ -1,4 +1,4 @@
-"""From tokens to text while they come: whole characters, up to a stop string, split into what is said, thought and called."""
+"""Convert tokens to text incrementally: complete characters, up to a stop string, split into text, reasoning and tool calls."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from transformers.cli.serving.utils import ToolCall
 
 from hf_cpu_accel.serve.language.parser import Parser, Piece
 
-# Of the prompt: whether the first token begins a word, and so has a space before it, is told by what stands before it.
+# Tokens of the prompt for the decoder: they decide whether the first new token starts with a space.
 _CONTEXT = 8
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """Token ids; whether a chat template made them, and of which tools."""
+    """The token ids of a prompt, its tools, and whether a chat template created it."""
 
     ids: list[int]
     tools: list[dict[str, Any]] | None = None
@@ -28,11 +28,11 @@ class TextStream:
     """The text of one answer.
 
     Args:
-        tokenizer: of who generates it.
-        ends: tokens that end it and are no text.
-        prompt: what it follows.
-        stop: ends the answer where one of them begins.
-        parser: tells thoughts and calls of tools apart; None: all is text.
+        tokenizer: tokenizer of the model.
+        ends: tokens that end the answer and are not part of its text.
+        prompt: the prompt.
+        stop: stop strings; the text ends before the first one.
+        parser: splits off reasoning and tool calls; None if all is text.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class TextStream:
         parser: Parser | None = None,
     ) -> None:
         self._tokenizer = tokenizer.backend_tokenizer
-        self._ends = ends if parser is None else frozenset()  # the parser goes by their texts
+        self._ends = ends if parser is None else frozenset()  # the parser needs the text of end tokens
         self._decoder = DecodeStream(prompt.ids[-_CONTEXT:], skip_special_tokens=parser is None)
         self._stop = StopStrings(stop)
         self._parser = parser
@@ -53,63 +53,64 @@ class TextStream:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether a stop string came."""
-        return self._stop.found
+        """Return whether the text contains a stop string."""
+        return self._stop.has_matched
 
     def begin(self) -> list[Piece]:
-        """What is known before the first token: the template may have opened a thought."""
-        return [] if self._parser is None else self._noted(self._parser.begin())
+        """Return the pieces before the first token; the chat template may have opened reasoning."""
+        return [] if self._parser is None else self._record(self._parser.begin())
 
     def feed(self, token: int) -> list[Piece]:
-        """What this token completes."""
+        """Return the pieces that this token completes."""
         self.tokens += 1
-        if token in self._ends or self._stop.found:
+        if token in self._ends or self._stop.has_matched:
             return []
-        return self._parsed(self._stop.feed(self._decoder.step(self._tokenizer, token) or ""))
+        return self._parse(self._stop.feed(self._decoder.step(self._tokenizer, token) or ""))
 
     def finish(self) -> list[Piece]:
-        """What was held back, because it could have become a stop string or a call."""
-        pieces = self._parsed(self._stop.finish())
-        return pieces if self._parser is None else pieces + self._noted(self._parser.finish())
+        """Return the text that was withheld as a possible stop string or call."""
+        pieces = self._parse(self._stop.finish())
+        return pieces if self._parser is None else pieces + self._record(self._parser.finish())
 
-    def _parsed(self, text: str) -> list[Piece]:
+    def _parse(self, text: str) -> list[Piece]:
         if not text:
             return []
-        return [text] if self._parser is None else self._noted(self._parser.feed(text))
+        return [text] if self._parser is None else self._record(self._parser.feed(text))
 
-    def _noted(self, pieces: list[Piece]) -> list[Piece]:
+    def _record(self, pieces: list[Piece]) -> list[Piece]:
+        """Set `has_tool_calls` and return the pieces."""
         self.has_tool_calls |= any(isinstance(piece, ToolCall) for piece in pieces)
         return pieces
 
 
 class StopStrings:
-    """Hands text on, up to the first of these strings, none of which is ever handed on in part."""
+    """Pass text on, up to the first stop string; parts of a possible stop string are withheld."""
 
     def __init__(self, strings: Sequence[str]) -> None:
         self._strings = [string for string in strings if string]
-        self._held = ""
-        self.found = False
+        self._withheld = ""
+        self.has_matched = False
 
     def feed(self, text: str) -> str:
-        """What of the text so far can be handed on."""
-        if self.found:
+        """Return the text that can be passed on."""
+        if self.has_matched:
             return ""
-        text = self._held + text
+        text = self._withheld + text
         places = [place for string in self._strings if (place := text.find(string)) >= 0]
         if places:
-            self.found, self._held = True, ""
+            self.has_matched, self._withheld = True, ""
             return text[: min(places)]
-        keep = max((_overlap(text, string) for string in self._strings), default=0)
-        self._held = text[len(text) - keep :]
-        return text[: len(text) - keep]
+        count = max((_overlap(text, string) for string in self._strings), default=0)
+        self._withheld = text[len(text) - count :]
+        return text[: len(text) - count]
 
     def finish(self) -> str:
-        """What was held back: no stop string came of it."""
-        held, self._held = self._held, ""
-        return held
+        """Return the withheld text at the end of the answer."""
+        text, self._withheld = self._withheld, ""
+        return text
 
 
 def _overlap(text: str, string: str) -> int:
-    """How many characters at the end of `text` could begin `string`."""
+    """Return the number of characters at the end of `text` that could start `string`."""
     longest = min(len(text), len(string) - 1)
     return next((n for n in range(longest, 0, -1) if text.endswith(string[:n])), 0)

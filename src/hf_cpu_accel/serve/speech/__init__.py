@@ -1,1 +1,1 @@
-"""Speech to text: recordings decoded, and computed one after another."""
+"""Speech recognition: recordings are decoded and transcribed one after another."""

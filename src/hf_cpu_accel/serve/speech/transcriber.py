@@ -1,4 +1,4 @@
-"""One speech recognizer in service: recordings are computed one after another."""
+"""A speech recognizer of the server, which transcribes recordings one after another."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ from hf_cpu_accel.serve.speech.audio import Samples, samples
 
 @dataclass(frozen=True)
 class Recording:
-    """Samples at the model's rate, and options of its `generate`."""
+    """Samples at the sampling rate of the model, and options of its `generate`."""
 
     samples: Samples
     options: dict[str, Any] = field(default_factory=dict)
 
 
 class Transcriber:
-    """
+    """Serve a speech recognizer.
+
     Args:
-        name: what clients call it.
-        recognize: a pipeline for automatic-speech-recognition, accelerated.
-        waiting: recordings that may wait.
+        name: the name for clients.
+        recognize: an accelerated pipeline for automatic-speech-recognition.
+        waiting: maximum number of waiting recordings.
         prepare: see `Batcher`.
     """
 
@@ -51,17 +52,21 @@ class Transcriber:
 
     @property
     def languages(self) -> frozenset[str]:
-        """The codes of those that a request can name; none where the model knows one only."""
+        """Return the codes of the languages that a request can name; empty if the model has only one language."""
         config = getattr(self.model.model, "generation_config", None)
         tokens = getattr(config, "lang_to_id", None) or {}
         return frozenset(token.strip("<|>") for token in tokens)
 
     async def transcribe(self, recording: bytes, **options: Any) -> tuple[str, float]:
-        """The text, and how many seconds the recording has.
+        """Return the text of a recording and its duration in seconds.
+
+        Args:
+            recording: the bytes of an audio file.
+            options: options of `generate`, such as language.
 
         Raises:
-            BadInput: it can't be decoded.
-            Busy: too many wait.
+            BadInput: the recording cannot be decoded.
+            Busy: the queue is full.
         """
         decoded = await asyncio.to_thread(samples, recording, self.rate)
         [future] = self._queue.submit([Recording(decoded, options)], [1])
@@ -76,7 +81,7 @@ class Transcriber:
             options: dict[str, Any] = {"generate_kwargs": recording.options} if recording.options else {}
             if self._is_whisper and len(recording.samples) > 30 * self.rate:
                 options["return_timestamps"] = (
-                    True  # what Whisper needs to go on after its window of 30 seconds
+                    True  # Whisper needs timestamps to continue after its window of 30 seconds
                 )
             texts.append(
                 self.model({"raw": recording.samples, "sampling_rate": self.rate}, **options)["text"]
