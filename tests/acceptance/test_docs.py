@@ -2,6 +2,7 @@
 
 import os
 import re
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,19 @@ from tests.acceptance.documents import DOCUMENTS, ROOT, blocks, python_script, t
 from tests.acceptance.hub import MINILM, SENTIMENT
 from tests.programs import run_program
 
+# A server with one model, which the client of `openai` calls without a port.
+SERVER = """
+import functools
+import openai
+from starlette.testclient import TestClient
+from hf_cpu_accel.serve.http.app import Service
+from hf_cpu_accel.serve.http.metrics import Metrics
+from hf_cpu_accel.serve.loading import Settings, load
+from hf_cpu_accel.serve.models import Models
+metrics = Metrics()
+client = TestClient(Service(Models([load({model!r}, metrics, Settings())]), metrics).app)
+openai.OpenAI = functools.partial(openai.OpenAI, http_client=client)
+"""
 # What a page takes as given: "your own" models and data, which the test has to bring.
 GIVEN = {
     "how-to/vision-and-speech.md": "from PIL import Image\nImage.new('RGB', (64, 48)).save('street.jpg')",
@@ -38,18 +52,8 @@ Path('folder').mkdir()
 write_form(Path('gptq-folder'), 'gptq')
 write_file(Path('folder'), 'llama').rename('folder/model.Q4_1.gguf')
 """,
-    "reference/server.md": f"""
-import functools
-import openai
-from starlette.testclient import TestClient
-from hf_cpu_accel.serve.http.app import Service
-from hf_cpu_accel.serve.http.metrics import Metrics
-from hf_cpu_accel.serve.loading import Settings, load
-from hf_cpu_accel.serve.models import Models
-metrics = Metrics()
-client = TestClient(Service(Models([load({MINILM!r}, metrics, Settings())]), metrics).app)
-openai.OpenAI = functools.partial(openai.OpenAI, http_client=client)
-""",
+    "reference/server.md": SERVER.format(model=MINILM),
+    "tutorials/embeddings.md": SERVER.format(model=f"minilm={MINILM}"),
     "how-to/compile.md": f"""
 import os
 from transformers import AutoModel
@@ -59,6 +63,8 @@ folder = os.getcwd()
 }
 # Pages about packages that the suite lacks; `make test-adapters` runs them.
 ELSEWHERE = {"how-to/other-libraries.md"}
+# Pages with trained weights or their own data: their Python prints the text block that follows it, with the digits of this CPU.
+SHOWN = {"tutorials/embeddings.md", "tutorials/gnn.md"}
 # Languages of blocks. What is typed into a shell is held against the command's own --help: most of it takes minutes, or downloads.
 LANGUAGES = {"python", "bash", "text"}
 # Commands that are not ours: what they do is not for these tests to say. (tests/cli/test_optimum_cli.py is about optimum's.)
@@ -99,7 +105,11 @@ def test_python_runs_as_written(
     assert done.returncode == 0, done.stderr
     if document.name == "README.md":
         assert "layers x6" in done.stdout or "encoder_layer" in done.stdout, done.stdout
-    if title(document) == "tutorials/pipeline.md":
+    if title(document) in SHOWN:
+        for code, output in pairwise(blocks(document)):
+            if (code.language, output.language) == ("python", "text"):
+                assert re.sub(r"\d", "0", output.text) in re.sub(r"\d", "0", done.stdout)
+    if title(document) == "how-to/load.md":
         assert (tmp_path / "my-model" / "config.json").is_file()
         assert (tmp_path / "my-model" / "cpu_accel_config.json").is_file()
 
@@ -129,6 +139,9 @@ def test_commands_and_their_options_exist(document: Path) -> None:
             result = CliRunner().invoke(app, [words[0], "--help"], env={"COLUMNS": "200"})
             assert result.exit_code == 0, result.output
             assert all(option in result.output for option in options), line
+        elif program == "python" and words[0].endswith(".py"):
+            script = (ROOT / words[0]).read_text(encoding="utf-8")
+            assert all(f'"{option}"' in script for option in options), line
         else:
             assert (program, words[0]) == ("python", "-m"), line
             module = ROOT / words[1].replace(".", "/")

@@ -72,9 +72,7 @@ def test_each_type_loads_with_the_values_of_gguf(tmp_path: Path, kind: Kind) -> 
     assert unpacked_tensors(model) == (
         ()
         if kind in FORMATS
-        else (
-            f"model.layers.[0-1].self_attn.v_proj.weight: unpacked from GGUF {kind.name} when it was loaded",
-        )
+        else (f"model.layers.[0-1].self_attn.v_proj.weight: dequantized from GGUF {kind.name} at loading",)
     )
 
 
@@ -87,7 +85,7 @@ def test_a_file_with_one_such_tensor_is_computed(tmp_path: Path, kind: Kind) -> 
     model = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file=path.name, cpu_optimize="float32")
     assert torch.allclose(call(model), expected, atol=1e-3 * float(expected.abs().max()))
     item = next(item for item in explain(model).replaced if item.name == PATH.format(1))
-    note = f"model.layers.[0-1].self_attn.v_proj.weight: unpacked from GGUF {kind.name} when it was loaded"
+    note = f"model.layers.[0-1].self_attn.v_proj.weight: dequantized from GGUF {kind.name} at loading"
     if kind in FORMATS:
         assert f"(GGUF {kind.name})" in item.structure
         assert item.dtype == "affine8"
@@ -106,7 +104,7 @@ def test_tables_of_such_types_are_read(tmp_path: Path, kind: Kind) -> None:
     table = model.get_input_embeddings()
     assert isinstance(table, GgufEmbedding) == (kind in FORMATS)
     assert torch.allclose(call(model), expected, atol=1e-3 * float(expected.abs().max()))
-    note = f"model.embed_tokens.weight: unpacked from GGUF {kind.name} when it was loaded"
+    note = f"model.embed_tokens.weight: dequantized from GGUF {kind.name} at loading"
     assert (note in explain(model).notes) == (kind not in FORMATS)
 
 

@@ -135,7 +135,7 @@ def test_an_architecture_that_is_not_known_is_unpacked_and_said(
     with pytest.warns(UserWarning, match="packed anew; kept as they are: those of gemma2, gemma3"):
         model = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file=path.name, cpu_optimize="float32")
     assert {m.packed_dtype for m in model.modules() if isinstance(m, PackedLinear)} == {"float32"}
-    assert any(note.startswith("all weights: unpacked from GGUF") for note in explain(model).notes)
+    assert any(note.startswith("all weights: dequantized from GGUF") for note in explain(model).notes)
 
 
 def test_a_transformers_without_blocks_unpacks_and_says_so(

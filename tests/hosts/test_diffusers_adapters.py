@@ -140,7 +140,7 @@ def test_one_that_was_switched_off_while_fused_stays_plain_and_says_so(adapted):
     adapted.fuse_lora()
     adapted.disable_lora()
     reasons = {item.reason for item in explain(adapted.unet).items if item.name.endswith("to_q.base_layer")}
-    assert reasons == {"the adapter in its weight is switched off, and takes itself out in the next call"}
+    assert reasons == {"its merged adapter is disabled, and the next call unmerges it"}
 
 
 def test_a_failing_change_leaves_the_pipeline_accelerated(adapted, monkeypatch):

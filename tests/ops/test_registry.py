@@ -27,7 +27,10 @@ def test_defaults_at_the_end_are_left_out() -> None:
 
 @pytest.mark.parametrize(
     ("named", "message"),
-    [({"input": 1, "weights": 2}, "no argument weights"), ({"input": 1}, "needs weight")],
+    [
+        ({"input": 1, "weights": 2}, "no argument weights"),
+        ({"input": 1}, "the required argument weight is missing"),
+    ],
 )
 def test_names_that_do_not_fit(named: dict[str, int], message: str) -> None:
     with pytest.raises(TypeError, match=message):

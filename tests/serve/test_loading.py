@@ -63,7 +63,7 @@ def test_a_gguf_file_is_served_in_its_blocks(tmp_path: Path) -> None:
     assert (
         explain(served.model)
         .notes[0]
-        .startswith("model.layers.[0-1].mlp.up_proj.weight: unpacked from GGUF MXFP4")
+        .startswith("model.layers.[0-1].mlp.up_proj.weight: dequantized from GGUF MXFP4")
     )
     assert served.close(30)
 

@@ -1,7 +1,7 @@
-"""AWQ checkpoints (AutoAWQ, llm-awq): how a linear is stored in them.
+"""The storage format of linears in AWQ checkpoints (AutoAWQ, llm-awq).
 
     gemm  qweight  int32 [K, N / 8]       eight output features in the order 0 2 4 6 1 3 5 7
-          qzeros   int32 [groups, N / 8]  likewise
+          qzeros   int32 [groups, N / 8]  same order
           scales   float [groups, N]
     gemv  qweight  int32 [N, K / 8]       eight input features
           qzeros   int32 [N, W]           eight groups; W is filled up (awq/modules/linear/gemv.py)
@@ -31,15 +31,16 @@ from hf_cpu_accel.checkpoints.layout import (
 )
 
 _BITS, _PER_WORD = 4, 8
-# Where each of eight output features stands in a word.
+# The field of each of eight output features in a word.
 _PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
 
 
 @dataclass(frozen=True, eq=False)
 class AwqLayout(IntegerLayout):
-    """
+    """A linear in an AWQ checkpoint.
+
     Attributes:
-        is_gemv: which of the two orders.
+        is_gemv: whether it has the gemv format, else gemm.
     """
 
     is_gemv: bool
@@ -56,11 +57,11 @@ class AwqLayout(IntegerLayout):
 
 @dataclass(frozen=True)
 class AwqCheckpoint:
-    """What its config says.
+    """The config of an AWQ checkpoint.
 
     Attributes:
-        group: of all linears; -1 is a whole row.
-        is_gemv: which of the two orders.
+        group: the group size of all linears; -1 is a whole row.
+        is_gemv: whether it has the gemv format, else gemm.
     """
 
     group: int
@@ -71,9 +72,10 @@ class AwqCheckpoint:
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> AwqCheckpoint:
-        """
+        """Read a `quantization_config`.
+
         Raises:
-            UnreadableCheckpoint: bits or a format that are not known.
+            UnreadableCheckpoint: the bits or the format are not supported.
         """
         bits = config.get("bits", config.get("w_bit", _BITS))
         group = config.get("group_size", config.get("q_group_size", 128))
@@ -89,10 +91,10 @@ class AwqCheckpoint:
     def layout(
         self, path: str, out_features: int, in_features: int, tensors: Tensors
     ) -> IntegerLayout | None:
-        """How the linear at `path` is stored; None if it has a plain weight.
+        """Return the layout of the linear at `path`; None if it has a plain weight.
 
         Raises:
-            UnreadableCheckpoint: tensors are missing or have other shapes than such a linear's.
+            UnreadableCheckpoint: tensors are missing, or have other shapes or dtypes.
         """
         if not any(name in tensors for name in self.marks):
             return None
@@ -127,15 +129,15 @@ class AwqCheckpoint:
 
 
 def _output_features(words: Tensor, first: int, last: int) -> Tensor:
-    """uint8 [rows, last - first] of words [rows, N / 8]; `first` is the first of a word."""
-    some = words[:, first // _PER_WORD : -(-last // _PER_WORD)]
-    stored = unpack_words(some, _BITS, some.shape[1] * _PER_WORD)
+    """Return fields [first, last) of words [rows, N / 8], uint8 [rows, last - first]; `first` is the first field of a word."""
+    part = words[:, first // _PER_WORD : -(-last // _PER_WORD)]
+    stored = unpack_words(part, _BITS, part.shape[1] * _PER_WORD)
     fields = stored.view(len(words), -1, _PER_WORD)[..., list(_PLACES)]
     return fields.reshape(len(words), -1)[:, : last - first]
 
 
 def _gemv_width(in_features: int, group: int) -> int:
-    """Words of zeros in a row, as AutoAWQ fills them up."""
+    """Return the number of words of zeros in a row, with the padding of AutoAWQ."""
     multiple = max(1, 128 // group)
     words = -(-(in_features // group) // _PER_WORD)
     return -(-words // multiple) * multiple

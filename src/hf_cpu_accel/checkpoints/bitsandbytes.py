@@ -1,4 +1,4 @@
-"""The linears of bitsandbytes: 16 levels (NF4, FP4) times the largest magnitude of a block, and integers with a scale for each row.
+"""The linears of bitsandbytes: 16 levels (NF4, FP4) times the largest magnitude of a block, or integers with a scale per row.
 
 The layouts are those of bitsandbytes.functional: `QuantState`, and `_convert_weight_packed_for_cpu` for weights that have been
 multiplied with on a CPU with bfloat16 instructions.
@@ -22,7 +22,7 @@ _CPU_ROWS = 32  # output features of a block in bitsandbytes' own order for the 
 
 
 def read(module: nn.Module) -> StoredWeight | None:
-    """A `Linear4bit` or `Linear8bitLt` that holds a quantized weight."""
+    """Read a `Linear4bit` or `Linear8bitLt` with a quantized weight; None for other modules."""
     host = sys.modules.get("bitsandbytes.nn.modules")
     if host is None:
         return None
@@ -45,12 +45,12 @@ def _of_levels(module: Any) -> StoredWeight | None:
 
     def rows(first: int, last: int) -> AffineGroups:
         size = magnitudes(first, last)
-        taken = _taken(q, weight, state, first, last)
-        return AffineGroups(taken, step * size, start * size, 8, group or 32)
+        integers = _look_up(q, weight, state, first, last)
+        return AffineGroups(integers, step * size, start * size, 8, group or 32)
 
     def values(first: int, last: int) -> Tensor:
         size = magnitudes(first, last).repeat_interleave(group or 32, dim=1)
-        return _taken(levels, weight, state, first, last) * size[:, :in_features]
+        return _look_up(levels, weight, state, first, last) * size[:, :in_features]
 
     refusal = None
     if group is None:
@@ -71,7 +71,7 @@ def _of_levels(module: Any) -> StoredWeight | None:
 
 
 def _multiply(module: Any, state: Any, input: Tensor) -> Tensor:
-    """What it computes. Its forward brings the weight into another order, and rounds its magnitudes, when it is first called."""
+    """Compute the module's output, without its forward, which reorders the weight and rounds its magnitudes at the first call."""
     if getattr(state, "packing_format_for_cpu", False):
         output: Tensor = module(input)
         return output
@@ -80,8 +80,8 @@ def _multiply(module: Any, state: Any, input: Tensor) -> Tensor:
     return F.linear(input, weight, None if module.bias is None else module.bias.to(input.dtype))
 
 
-def _taken(table: Tensor, weight: Tensor, state: Any, first: int, last: int) -> Tensor:
-    """The entries of `table` [16] that these output features name, [last - first, in_features]."""
+def _look_up(table: Tensor, weight: Tensor, state: Any, first: int, last: int) -> Tensor:
+    """Return the entries of `table` [16] for the codes of these output features, [last - first, in_features]."""
     columns = state.shape[1]
     packed = weight.detach().as_subclass(Tensor).contiguous().view(torch.uint8)
     if not getattr(state, "packing_format_for_cpu", False):
@@ -94,7 +94,7 @@ def _taken(table: Tensor, weight: Tensor, state: Any, first: int, last: int) -> 
 
 
 def _block_magnitudes(state: Any) -> Tensor:
-    """The largest magnitude of each block, float32, block after block."""
+    """Return the largest magnitude of each block, float32, block after block."""
     if getattr(state, "packing_format_for_cpu", False):
         return state.absmax.T.float().reshape(-1)
     if not state.nested:
@@ -106,7 +106,7 @@ def _block_magnitudes(state: Any) -> Tensor:
 
 def _of_rows(module: Any) -> StoredWeight | None:
     weight, state = module.weight, module.state
-    scales, same = (
+    scales, integers = (
         getattr(weight, name) if getattr(weight, name, None) is not None else getattr(state, name)
         for name in ("SCB", "CB")
     )
@@ -127,8 +127,8 @@ def _of_rows(module: Any) -> StoredWeight | None:
         8,
         group,
         rows,
-        (weight,) if same is None else (weight, same),
+        (weight,) if integers is None else (weight, integers),
         agreement="int8",
-        # Its first call moves the scales to another place.
+        # A copy, because its first call moves the scales.
         reference=lambda input: copy.deepcopy(module)(input),
     )

@@ -1,4 +1,4 @@
-"""Checkpoints of compressed-tensors (llm-compressor, vLLM): how a linear is stored in them.
+"""The storage format of linears in compressed-tensors checkpoints (llm-compressor, vLLM).
 
     pack-quantized   weight_packed      int32 [N, K * bits / 32], fields of consecutive input features
                      weight_shape       int64 [2]
@@ -37,15 +37,16 @@ from hf_cpu_accel.checkpoints.layout import (
 
 _FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "mixed-precision")
 _STRATEGIES = ("tensor", "channel", "group", "block")
-_BITS = (4, 8)  # others are packed otherwise by older versions
+_BITS = (4, 8)  # older versions pack other bits differently
 
 
 @dataclass(frozen=True, eq=False)
 class CompressedTensorsLayout(IntegerLayout):
-    """
+    """A linear of integers in a compressed-tensors checkpoint.
+
     Attributes:
         integers: the name of the tensor of integers.
-        zeros: how zeros are stored: "packed" or "plain", or None: there are none.
+        zeros: the format of the zeros, "packed" or "plain", or None without zeros.
     """
 
     integers: str
@@ -76,7 +77,7 @@ class CompressedTensorsLayout(IntegerLayout):
         return Parts(q, scale, self._of_rows(zero.T if self.zeros == "packed" else zero, first, last))
 
     def _of_rows(self, values: Tensor, first: int, last: int) -> Tensor:
-        """float32 [last - first, groups] of one number, or of [N, groups]."""
+        """Return rows [first, last) of one number or of [N, groups], as float32 [last - first, groups]."""
         if values.shape == (self.out_features, self.groups):
             return values[first:last].float()
         return values.float().reshape(1, 1).expand(last - first, self.groups)
@@ -84,12 +85,12 @@ class CompressedTensorsLayout(IntegerLayout):
 
 @dataclass(frozen=True)
 class Scheme:
-    """How the weights of some linears are quantized.
+    """The quantization of the weights of some linears.
 
     Attributes:
         targets: names of classes, paths, or patterns after "re:".
         bits, is_float, strategy, group, block, is_symmetric: of the weights.
-        activations: the bits that the file asks for of activations; 0 if it does not.
+        activations: the bits of activations in the config; 0 if they are not quantized.
     """
 
     targets: tuple[str, ...]
@@ -103,9 +104,10 @@ class Scheme:
 
     @classmethod
     def of(cls, group: Mapping[str, Any]) -> Scheme | None:
-        """
+        """Read a group of a `quantization_config`; None if its weights are not quantized.
+
         Raises:
-            UnreadableCheckpoint: weights in a form that is not known.
+            UnreadableCheckpoint: the weights have a form that is not supported.
         """
         weights, activations = group.get("weights"), group.get("input_activations")
         if weights is None:
@@ -142,12 +144,12 @@ class Scheme:
 
 @dataclass(frozen=True)
 class CompressedTensorsCheckpoint:
-    """What its config says.
+    """The config of a compressed-tensors checkpoint.
 
     Attributes:
-        schemes: the first that is for a linear is its.
-        ignored: which linears are not quantized, as in `Scheme.targets`.
-        has_cache_scheme: whether keys and values are to be quantized, too.
+        schemes: the first matching scheme of a linear applies.
+        ignored: linears that are not quantized, see `Scheme.targets`.
+        has_cache_scheme: whether the config quantizes the KV cache.
     """
 
     schemes: tuple[Scheme, ...]
@@ -164,9 +166,10 @@ class CompressedTensorsCheckpoint:
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> CompressedTensorsCheckpoint:
-        """
+        """Read a `quantization_config`.
+
         Raises:
-            UnreadableCheckpoint: a form that is not known.
+            UnreadableCheckpoint: the form is not supported.
         """
         groups = config.get("config_groups") or {}
         forms = {config.get("format"), *(group.get("format") for group in groups.values())} - {None}
@@ -185,13 +188,13 @@ class CompressedTensorsCheckpoint:
     @property
     def not_honored(self) -> tuple[str, ...]:
         asked = {f"activations in {scheme.activations} bits" for scheme in self.schemes if scheme.activations}
-        return (*sorted(asked), *(["a quantized cache of keys and values"] if self.has_cache_scheme else ()))
+        return (*sorted(asked), *(["a quantized KV cache"] if self.has_cache_scheme else ()))
 
     def layout(self, path: str, out_features: int, in_features: int, tensors: Tensors) -> Layout | None:
-        """How the linear at `path` is stored; None if it has a plain weight.
+        """Return the layout of the linear at `path`; None if it has a plain weight.
 
         Raises:
-            UnreadableCheckpoint: tensors are missing or have other shapes than such a linear's, or no scheme is for it.
+            UnreadableCheckpoint: tensors are missing, or have other shapes or dtypes, or the linear has no scheme.
         """
         weight = tensors.get("weight")
         stored = any(name in tensors for name in self.marks)
@@ -217,14 +220,14 @@ class CompressedTensorsCheckpoint:
 
 
 def _strategy(group_size: object) -> str:
-    """What a config without a strategy means."""
+    """Return the strategy of a config without one."""
     if group_size is None:
         return "tensor"
     return "channel" if group_size == -1 else "group"
 
 
 def _matches(path: str, targets: Sequence[str], *, is_linear: bool = True) -> bool:
-    """Whether a linear is among `targets`."""
+    """Return whether a linear is among `targets`."""
     return any(
         re.match(target[3:], path) is not None
         if target.startswith("re:")
@@ -254,14 +257,14 @@ def _integers(scheme: Scheme, path: str, shape: tuple[int, int], tensors: Tensor
     if index is not None:
         check_tensor(path, index, tensors, (columns,), torch.int32, torch.int64)
 
-    held = [name, "weight_scale", *(["weight_shape"] if name == "weight_packed" else [])]
-    held += [other for other, there in (("weight_zero_point", zeros), (index, index)) if there and other]
+    names = [name, "weight_scale", *(["weight_shape"] if name == "weight_packed" else [])]
+    names += [other for other, exists in (("weight_zero_point", zeros), (index, index)) if exists and other]
     where = {"tensor": "with one scale", "channel": "of whole rows"}
     return CompressedTensorsLayout(
         f"compressed-tensors, {bits} bits {where.get(scheme.strategy, f'in groups of {group}')}",
         rows,
         columns,
-        {name: tensors[name] for name in held},
+        {name: tensors[name] for name in names},
         bits,
         group,
         "weight_scale",
@@ -272,14 +275,14 @@ def _integers(scheme: Scheme, path: str, shape: tuple[int, int], tensors: Tensor
 
 
 def _unsigned(stored: Tensor, bits: int, count: int) -> Tensor:
-    """uint8 of integers that are counted from the least one: `count` in a row, packed in int32, or plain in int8."""
+    """Return signed integers, `count` per row packed in int32 or plain in int8, as uint8 counted from the smallest one."""
     if stored.dtype is torch.int32:
         return unpack_words(stored, bits, count)
     return (stored.to(torch.int16) + 2 ** (bits - 1)).to(torch.uint8)
 
 
 def _scale_shape(scheme: Scheme, tensors: Tensors, shape: tuple[int, int]) -> tuple[int, ...]:
-    """What is expected: [N, groups], or any shape of one number."""
+    """Return the expected shape: [N, groups], or any shape of one number."""
     scale = tensors.get("weight_scale")
     if scheme.strategy == "tensor" and scale is not None and scale.numel() == 1:
         return tuple(scale.shape)
@@ -287,7 +290,7 @@ def _scale_shape(scheme: Scheme, tensors: Tensors, shape: tuple[int, int]) -> tu
 
 
 def _checked_zeros(path: str, tensors: Tensors, shape: tuple[int, ...], bits: int) -> str:
-    """How the zeros are stored: "packed" or "plain"."""
+    """Check the zeros, and return their format, "packed" or "plain"."""
     zero = tensors.get("weight_zero_point")
     if zero is not None and zero.dtype is torch.int32 and len(shape) == 2:
         check_tensor(path, "weight_zero_point", tensors, (words_for(shape[0], bits), shape[1]), torch.int32)

@@ -1,6 +1,6 @@
-"""Graphs that torch's or torchao's PT2E flow has quantized: which they are, and the linears that are made of them.
+"""Graphs quantized by the PT2E flow of torch or torchao, and the linears created from them.
 
-Weights are numbers of 8 bits that the graph widens before each product; activations are rounded to 8 bits and widened again.
+Weights are 8-bit numbers that the graph dequantizes before each product. Activations are quantized to 8 bits and dequantized.
 """
 
 from __future__ import annotations
@@ -16,23 +16,24 @@ from hf_cpu_accel.checkpoints.stored_weight import StoredWeight
 
 
 def is_rounding(target: object, name: str = "") -> bool:
-    """Whether a node of a graph calls one of the ops by which such graphs round and widen."""
+    """Return whether `target` is one of the ops that quantize and dequantize in these graphs."""
     return str(target).startswith(f"quantized_decomposed.{name}")
 
 
 def is_quantized_graph(module: nn.Module) -> TypeGuard[GraphModule]:
-    """Whether `module` is a graph that widens what is in 8 bits. Such a graph has no modes, whatever its flag says."""
+    """Return whether `module` is a graph that dequantizes 8-bit numbers. It has neither training nor eval mode."""
     return isinstance(module, GraphModule) and any(
         is_rounding(node.target, "dequantize_per") for node in module.graph.nodes
     )
 
 
 class WidenedLinear(nn.Module):
-    """y = x W^T + b in plain torch, where W is widened in each call: what serves where nothing is packed.
+    """y = x W^T + b in PyTorch, with W dequantized in each call; used if it is not packed.
 
     Args:
         widen: () -> the weight [out_features, in_features] in floating point.
-        rounds: whether the graph rounds what it multiplies with W to 8 bits.
+        bias: of the linear, or None.
+        rounds: whether the graph rounds the input to 8 bits.
     """
 
     def __init__(self, widen: Callable[[], Tensor], bias: nn.Parameter | None, *, rounds: bool) -> None:

@@ -1,4 +1,4 @@
-"""The kinds of quantized checkpoints that are read, by the `quant_method` in their config."""
+"""The supported formats of quantized checkpoints, by the `quant_method` in their config."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from hf_cpu_accel.checkpoints.layout import Layout, Tensors, UnreadableCheckpoin
 
 
 class Checkpoint(Protocol):
-    """What a config says of all linears.
+    """The config of a quantized checkpoint.
 
     Attributes:
-        marks: names of tensors by which a linear shows that it is quantized.
-        not_honored: what the config asks for besides the weights, and is not done, in words.
+        marks: the names of tensors that only quantized linears have.
+        not_honored: settings of the config besides the weights that are ignored, as texts.
     """
 
     @property
@@ -27,7 +27,7 @@ class Checkpoint(Protocol):
     def not_honored(self) -> tuple[str, ...]: ...
 
     def layout(self, path: str, out_features: int, in_features: int, tensors: Tensors) -> Layout | None:
-        """How the linear at `path` is stored; None if it has a plain weight."""
+        """Return the layout of the linear at `path`; None if it has a plain weight."""
 
 
 FORMATS: dict[str, Callable[[Mapping[str, Any]], Checkpoint]] = {
@@ -39,10 +39,10 @@ FORMATS: dict[str, Callable[[Mapping[str, Any]], Checkpoint]] = {
 
 
 def checkpoint_of(config: Mapping[str, Any]) -> Checkpoint:
-    """What a `quantization_config` says.
+    """Read a `quantization_config`.
 
     Raises:
-        UnreadableCheckpoint: a method or a form that is not known.
+        UnreadableCheckpoint: the method or the form is not supported.
     """
     method = config.get("quant_method")
     if method not in FORMATS:

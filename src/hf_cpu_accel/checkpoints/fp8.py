@@ -1,4 +1,4 @@
-"""Checkpoints in 8 bits of floating point, in blocks (DeepSeek, Qwen): weight = weight * weight_scale_inv of its block.
+"""Checkpoints in float8 with scales per block (DeepSeek, Qwen): weight = weight * weight_scale_inv of its block.
 
 weight            float8_e4m3fn [N, K]
 weight_scale_inv  float [ceil(N / rows), ceil(K / columns)]; one number where there are no blocks
@@ -21,9 +21,10 @@ _SCALES = (*SCALES, torch.float8_e8m0fnu)
 
 @dataclass(frozen=True, eq=False)
 class ScaledFloats(FloatLayout):
-    """
+    """A weight in float8 with scales per block.
+
     Attributes:
-        rows, columns: of a block that shares a scale.
+        rows, columns: the size of a block.
     """
 
     rows: int
@@ -38,10 +39,10 @@ class ScaledFloats(FloatLayout):
 
 @dataclass(frozen=True)
 class Fp8Checkpoint:
-    """What its config says.
+    """The config of an fp8 checkpoint.
 
     Attributes:
-        block: output and input features that share a scale; None: all of a linear.
+        block: output and input features per scale; None for one scale per linear.
     """
 
     block: tuple[int, int] | None
@@ -51,9 +52,10 @@ class Fp8Checkpoint:
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Fp8Checkpoint:
-        """
+        """Read a `quantization_config`.
+
         Raises:
-            UnreadableCheckpoint: a block or a format that is not known.
+            UnreadableCheckpoint: the block or the format is not supported.
         """
         form, block = config.get("fmt", "e4m3"), config.get("weight_block_size")
         if form != "e4m3":
@@ -63,10 +65,10 @@ class Fp8Checkpoint:
         return cls(checked_block(block))
 
     def layout(self, path: str, out_features: int, in_features: int, tensors: Tensors) -> FloatLayout | None:
-        """How the linear at `path` is stored; None if it has a plain weight.
+        """Return the layout of the linear at `path`; None if it has a plain weight.
 
         Raises:
-            UnreadableCheckpoint: tensors are missing or have other shapes than such a linear's.
+            UnreadableCheckpoint: tensors are missing, or have other shapes or dtypes.
         """
         weight = tensors.get("weight")
         if "weight_scale_inv" not in tensors and (weight is None or weight.element_size() > 1):
@@ -75,9 +77,10 @@ class Fp8Checkpoint:
 
 
 def checked_block(block: object) -> tuple[int, int]:
-    """
+    """Return the block as two sizes.
+
     Raises:
-        UnreadableCheckpoint: it is not two numbers from 1.
+        UnreadableCheckpoint: it is not two positive integers.
     """
     sizes = list(block) if isinstance(block, list | tuple) else []
     if len(sizes) != 2 or not all(isinstance(size, int) and size > 0 for size in sizes):
@@ -93,10 +96,10 @@ def float_layout(
     scale: str,
     block: tuple[int, int] | None,
 ) -> FloatLayout:
-    """A weight of `shape` in 8 bits, with scales in blocks, or one.
+    """Return the layout of a float8 weight of `shape`, with scales per block, or one scale.
 
     Raises:
-        UnreadableCheckpoint: tensors are missing or have other shapes than such a linear's.
+        UnreadableCheckpoint: tensors are missing, or have other shapes or dtypes.
     """
     check_tensor(path, "weight", tensors, shape, torch.float8_e4m3fn)
     rows, columns = block or shape
@@ -107,5 +110,5 @@ def float_layout(
         check_tensor(path, scale, tensors, blocks, *_SCALES)
 
     where = "one scale" if block is None else f"blocks of {rows}x{columns}"
-    held = {name: tensors[name] for name in ("weight", scale)}
-    return ScaledFloats(f"{method}, e4m3 in {where}", *shape, held, scale, rows, columns)
+    parts = {name: tensors[name] for name in ("weight", scale)}
+    return ScaledFloats(f"{method}, e4m3 in {where}", *shape, parts, scale, rows, columns)

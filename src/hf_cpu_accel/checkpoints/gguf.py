@@ -1,8 +1,8 @@
-"""The blocks of GGUF files as affine groups: what the file says is what is computed.
+"""The blocks of GGUF files as affine groups, without rounding.
 
-A block holds 32 or 256 input features of one output feature: packed integers and, in half precision, a scale and sometimes an
-offset. In blocks of 256 ("K") these are multiplied by small integers, one for every 16 or 32 features. The layouts are those of
-ggml (ggml-common.h and ggml-quants.c).
+A block has 32 or 256 input features of one output feature: packed integers and, in float16, a scale and sometimes an offset. In
+blocks of 256 ("K") these are multiplied by small integers, one per 16 or 32 features. The layouts are those of ggml (ggml-common.h
+and ggml-quants.c).
 """
 
 from __future__ import annotations
@@ -32,11 +32,12 @@ Parts = tuple[Tensor, Tensor, Tensor]
 
 @dataclass(frozen=True)
 class BlockFormat:
-    """
+    """A format of blocks.
+
     Attributes:
-        features, nbytes: of a block.
-        bits: 4 or 8, in which its integers fit.
-        group: features that share a scale and an offset.
+        features, nbytes: the size of a block.
+        bits: 4 or 8, the bits of its integers as affine groups.
+        group: the features per scale and offset.
         read: blocks -> their parts.
     """
 
@@ -49,7 +50,7 @@ class BlockFormat:
 
 
 def read_blocks(rows: Tensor, ggml_type: int) -> AffineGroups:
-    """The weight that a matrix of blocks stands for.
+    """Return the weight in a matrix of blocks.
 
     Args:
         rows: uint8 [out_features, bytes of a row].
@@ -79,12 +80,12 @@ def read_blocks(rows: Tensor, ggml_type: int) -> AffineGroups:
 
 
 def _half(blocks: Blocks, at: int) -> Tensor:
-    """A number in half precision as float32 [blocks, 1]."""
+    """Return float16 numbers as float32 [blocks, 1]."""
     return blocks[:, at : at + 2].contiguous().view(torch.float16).float()
 
 
 def _fields(data: Tensor, bits: int, width: int) -> Tensor:
-    """Bytes [blocks, n * width] as fields of so many bits: of each `width` bytes first all lowest fields, then the next ones."""
+    """Unpack bytes [blocks, n * width] into fields of bits: for each `width` bytes, all lowest fields, then the next ones."""
     shifts = torch.arange(0, 8, bits, dtype=torch.uint8).view(1, 1, -1, 1)
     fields = data.reshape(data.shape[0], -1, 1, width) >> shifts
     return (fields & (2**bits - 1)).reshape(data.shape[0], -1)
@@ -109,7 +110,7 @@ def _q5_1(blocks: Blocks) -> Parts:
 
 
 def _five_bits(low: Tensor, high: Tensor) -> Tensor:
-    """Nibbles, and one bit for each feature in their order."""
+    """Return 5-bit integers from 4-bit fields and one high bit per feature."""
     return _fields(low, 4, 16) | _fields(high, 1, 1) << 4
 
 
@@ -131,7 +132,7 @@ def _q3_k(blocks: Blocks) -> Parts:
 
 
 def _k_scales(scales: Tensor) -> tuple[Tensor, Tensor]:
-    """The eight scales and offsets of 6 bits in 12 bytes of Q4_K and Q5_K."""
+    """Return the eight 6-bit scales and offsets in 12 bytes of Q4_K and Q5_K."""
     scale = torch.cat([scales[:, :4] & 63, scales[:, 8:] & 15 | (scales[:, :4] >> 6) << 4], dim=1)
     least = torch.cat([scales[:, 4:8] & 63, scales[:, 8:] >> 4 | (scales[:, 4:8] >> 6) << 4], dim=1)
     return scale.float(), least.float()
@@ -173,7 +174,7 @@ def _iq4_levels(nibbles: Tensor) -> Tensor:
 
 
 def _signed(values: Tensor) -> Tensor:
-    """Bytes with a sign, counted from -128."""
+    """Return signed bytes as unsigned integers counted from -128."""
     return values ^ 128
 
 
@@ -202,7 +203,7 @@ def unpacked_tensors(model: nn.Module) -> tuple[str, ...]:
         return ()
     if not quantizer.supported:
         return (
-            "all weights: unpacked from GGUF when they were loaded; transformers has no blocks for this model",
+            "all weights: dequantized from GGUF at loading, because transformers has no quantized modules for this model",
         )
     from gguf import GGMLQuantizationType
 
@@ -212,7 +213,7 @@ def unpacked_tensors(model: nn.Module) -> tuple[str, ...]:
             numbers = layers[_LAYER.sub(".*.", name, count=1), GGMLQuantizationType(ggml_type).name]
             numbers.extend(int(number) for number in _LAYER.findall(name)[:1])
     return tuple(
-        f"{path.replace('*', _ranges(numbers))}: unpacked from GGUF {kind} when it was loaded"
+        f"{path.replace('*', _ranges(numbers))}: dequantized from GGUF {kind} at loading"
         for (path, kind), numbers in layers.items()
     )
 

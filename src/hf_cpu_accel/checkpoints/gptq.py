@@ -1,12 +1,12 @@
-"""GPTQ checkpoints (AutoGPTQ, GPTQModel, Optimum): how a linear is stored in them.
+"""The storage format of linears in GPTQ checkpoints (AutoGPTQ, GPTQModel, Optimum).
 
     qweight  int32 [K * bits / 32, N]       fields of consecutive input features
     qzeros   int32 [groups, N * bits / 32]  fields of consecutive output features
     scales   float [groups, N]
     g_idx    int32 [K]                      the group of each input feature; not in all files
 
-weight[n, k] = scales[g, n] * (q[k, n] - zero[g, n]). The first format stores zeros less one, which its readers add to whole words;
-"gptq_v2" stores them as they are (gptqmodel/utils/model.py, gptqmodel/nn_modules/qlinear/__init__.py).
+weight[n, k] = scales[g, n] * (q[k, n] - zero[g, n]). The format "gptq" stores zero - 1, and its readers add 1 to whole words.
+"gptq_v2" stores zero (gptqmodel/utils/model.py, gptqmodel/nn_modules/qlinear/__init__.py).
 """
 
 from __future__ import annotations
@@ -31,15 +31,16 @@ from hf_cpu_accel.checkpoints.layout import (
 
 BITS = (2, 3, 4, 8)
 SCALES = (torch.float16, torch.bfloat16, torch.float32)
-# What is added to words of zeros of the first format. Fields of 3 bits cross words, so they are counted up one by one.
+# Added to words of zeros of the format "gptq". Fields of 3 bits cross words, so 1 is added after unpacking.
 _ONE_IN_EACH_FIELD = {2: 0x55555555, 4: 0x11111111, 8: 0x01010101}
 
 
 @dataclass(frozen=True, eq=False)
 class GptqLayout(IntegerLayout):
-    """
+    """A linear in a GPTQ checkpoint.
+
     Attributes:
-        zeros_less_one: the first format.
+        zeros_less_one: whether the format is "gptq", which stores zero - 1.
     """
 
     zeros_less_one: bool
@@ -58,13 +59,13 @@ class GptqLayout(IntegerLayout):
 
 @dataclass(frozen=True)
 class GptqCheckpoint:
-    """What its config says.
+    """The config of a GPTQ checkpoint.
 
     Attributes:
-        bits, group: of all linears, unless there are exceptions; a group of -1 is a whole row.
-        zeros_less_one: the first format.
-        has_order: whether input features lie in an order by activation, so that each linear has to say in which groups.
-        has_exceptions: single linears may have other bits and groups.
+        bits, group: of all linears without exceptions; a group of -1 is a whole row.
+        zeros_less_one: whether the format is "gptq", which stores zero - 1.
+        has_order: whether input features are ordered by activation, so that each linear needs g_idx.
+        has_exceptions: whether single linears may have other bits and groups.
     """
 
     bits: int
@@ -78,9 +79,10 @@ class GptqCheckpoint:
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> GptqCheckpoint:
-        """
+        """Read a `quantization_config`.
+
         Raises:
-            UnreadableCheckpoint: bits or a format that are not known.
+            UnreadableCheckpoint: the bits or the format are not supported.
         """
         bits, group = config.get("bits"), config.get("group_size", 128)
         form = config.get("checkpoint_format") or config.get("format") or "gptq"
@@ -98,10 +100,10 @@ class GptqCheckpoint:
     def layout(
         self, path: str, out_features: int, in_features: int, tensors: Tensors
     ) -> IntegerLayout | None:
-        """How the linear at `path` is stored; None if it has a plain weight.
+        """Return the layout of the linear at `path`; None if it has a plain weight.
 
         Raises:
-            UnreadableCheckpoint: tensors are missing or have other shapes than such a linear's.
+            UnreadableCheckpoint: tensors are missing, or have other shapes or dtypes.
         """
         if not any(name in tensors for name in self.marks):
             return None
@@ -134,7 +136,7 @@ class GptqCheckpoint:
 
 
 def _as_stored(path: str, in_features: int, tensors: Tensors) -> tuple[int, int]:
-    """Bits and group of a linear by the shapes of its tensors."""
+    """Return the bits and group of a linear from the shapes of its tensors."""
     words, groups = (tensors[name].shape[0] if name in tensors else 0 for name in ("qweight", "scales"))
     bits = words * 32 // in_features
     if bits not in BITS or groups <= 0 or in_features % groups:

@@ -1,6 +1,6 @@
-"""HQQ's linears: integers of up to 8 bits, (q - zero) * scale over groups of the flattened weight.
+"""The linears of HQQ: integers of up to 8 bits, (q - zero) * scale over groups of the flattened weight.
 
-The layouts are those of hqq.core: `Quantizer.quantize`, and `BitPack`, which puts the first rows of the integers into the highest
+The layouts are those of hqq.core: `Quantizer.quantize`, and `BitPack`, which stores the first rows of the integers in the highest
 bits.
 """
 
@@ -16,17 +16,17 @@ from hf_cpu_accel.checkpoints.stored_weight import StoredWeight, holding_group, 
 from hf_cpu_accel.packing.affine import AffineGroups
 
 _FIELDS = {"8bit_u8": (8, 1), "4bit_u8": (4, 2), "3bit_32": (3, 10), "2bit_u8": (2, 4), "1bit_u8": (1, 8)}
-"""Bits of an integer, and how many are in one word."""
+"""The bits of an integer, and the number of integers per word."""
 
 
 def read(module: nn.Module) -> StoredWeight | None:
-    """An `HQQLinear` that holds a quantized weight."""
+    """Read an `HQQLinear` with a quantized weight; None for other modules."""
     host = sys.modules.get("hqq.core.quantize")
     if host is None or not isinstance(module, host.HQQLinear) or module.W_q is None or module.meta is None:
         return None
     linear: Any = module
     meta, (out_features, in_features) = linear.meta, linear.meta["shape"]
-    along_rows = meta["axis"] == 1  # else each input feature has scales of its own
+    along_rows = meta["axis"] == 1  # else scales are per input feature
     bits = 4 if meta["nbits"] <= 4 else 8
     # One scale for the whole weight is one for groups of any size.
     width = linear.W_q.shape[1] if meta.get("channel_wise", True) else in_features
@@ -80,15 +80,15 @@ def _zero_and_scale(meta: dict[str, Any]) -> tuple[Tensor, Tensor]:
 
 
 def _integers(packed: Tensor, meta: dict[str, Any], start: int, stop: int) -> Tensor:
-    """The elements [start, stop) of the flattened weight, uint8."""
+    """Return the elements [start, stop) of the flattened weight, uint8."""
     width = packed.shape[1]
     first, last = start // width, -(-stop // width)
     if meta["packing"] is None:
-        found = packed[first:last].to(torch.uint8)
+        integers = packed[first:last].to(torch.uint8)
     else:
         bits, fields = _FIELDS[meta["packing"]]
         words = packed.view(meta["unpack_view_dtype"]) if meta["view_as_float"] else packed
         row = torch.arange(first, last)
         shift = (bits * (fields - 1 - row // len(words)))[:, None].to(words.dtype)
-        found = ((words[row % len(words)] >> shift) & (2**bits - 1)).to(torch.uint8)
-    return found.reshape(-1)[start - first * width : stop - first * width]
+        integers = ((words[row % len(words)] >> shift) & (2**bits - 1)).to(torch.uint8)
+    return integers.reshape(-1)[start - first * width : stop - first * width]

@@ -1,4 +1,4 @@
-"""How a checkpoint stores one weight: what its tensors are, and which numbers they stand for, in plain torch."""
+"""The layout of one weight in a checkpoint: its tensors, and their dequantization in PyTorch."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from hf_cpu_accel.packing.affine import AffineGroups
 _ROWS_AT_ONCE = 1024
 
 Tensors = Mapping[str, Tensor]
-"""Of one linear, by their names in the checkpoint without its path; on the meta device where only shapes and dtypes are known."""
+"""The tensors of one linear, by name without its path; on the meta device where only shapes and dtypes are known."""
 
 
 class UnreadableCheckpoint(ValueError):
-    """A quantized checkpoint that is damaged, or stored in a way that is not known. Nothing is loaded of it."""
+    """A quantized checkpoint is damaged, or its format is not supported. Nothing of it is loaded."""
 
 
 @dataclass(frozen=True)
 class Parts:
-    """Integers of some output features: weight = scale * (q - zero).
+    """The integers of some output features: weight = scale * (q - zero).
 
     Attributes:
         q: uint8 [N, K].
-        scale, zero: float32 [N, groups]; the zero is a whole number.
+        scale, zero: float32 [N, groups]; zero is an integer.
     """
 
     q: Tensor
@@ -38,11 +38,12 @@ class Parts:
 
 @dataclass(frozen=True, eq=False)
 class Layout(ABC):
-    """
+    """The layout of the weight of a linear.
+
     Attributes:
         form: its name, such as "GPTQ, 4 bits in groups of 128".
         out_features, in_features: of the linear.
-        held: the tensors that hold the weight, on the meta device.
+        held: the tensors of the weight, on the meta device.
     """
 
     form: str
@@ -52,33 +53,34 @@ class Layout(ABC):
 
     @abstractmethod
     def check(self, tensors: Tensors) -> None:
-        """Look at the values, once they are there.
+        """Check the values after loading.
 
         Raises:
-            UnreadableCheckpoint: values that no such weight has.
+            UnreadableCheckpoint: a value is not valid.
         """
 
     @abstractmethod
     def values(self, tensors: Tensors, first: int, last: int) -> Tensor:
-        """These output features in float32 [last - first, in_features]; `first` is a multiple of 32."""
+        """Return these output features in float32 [last - first, in_features]; `first` is a multiple of 32."""
 
     def dequantize(self, tensors: Tensors) -> Tensor:
-        """The weight [out_features, in_features] in float32, made in pieces: the steps take several times the memory of it."""
-        whole = torch.empty(self.out_features, self.in_features)
+        """Return the weight [out_features, in_features] in float32, computed in pieces to save memory."""
+        weight = torch.empty(self.out_features, self.in_features)
         for first in range(0, self.out_features, _ROWS_AT_ONCE):
             last = min(first + _ROWS_AT_ONCE, self.out_features)
-            whole[first:last] = self.values(tensors, first, last)
-        return whole
+            weight[first:last] = self.values(tensors, first, last)
+        return weight
 
 
 @dataclass(frozen=True, eq=False)
 class IntegerLayout(Layout):
-    """
+    """The layout of a weight of integers with a scale and a zero per group.
+
     Attributes:
         bits: of an integer.
-        group: input features that share a scale and a zero; of an order by activation, the size of each group.
+        group: the number of input features per scale and zero.
         scale: the name of the tensor of scales.
-        index: the name of the tensor that gives each input feature its group, or None: they lie one after another.
+        index: the name of the tensor with the group of each input feature, or None for consecutive groups.
     """
 
     bits: int
@@ -88,7 +90,7 @@ class IntegerLayout(Layout):
 
     @abstractmethod
     def read(self, tensors: Tensors, first: int, last: int) -> Parts:
-        """These output features, with the input features in the order in which they are stored; `first` is a multiple of 32."""
+        """Return these output features, with the input features in their stored order; `first` is a multiple of 32."""
 
     @property
     def groups(self) -> int:
@@ -100,7 +102,7 @@ class IntegerLayout(Layout):
 
     @cached_property
     def packed_group(self) -> int | None:
-        """The group of affine groups (packing/affine.py) that hold the weight; None if there is none."""
+        """The group size of affine groups (packing/affine.py) for this weight; None if there is none."""
         if self.groups == 1:
             return -(-self.in_features // 64) * 64
         if self.group % 64 == 0:
@@ -118,13 +120,13 @@ class IntegerLayout(Layout):
                 )
 
     def group_of(self, tensors: Tensors) -> Tensor:
-        """int64 [in_features]: the group of each."""
+        """Return the group of each input feature, int64 [in_features]."""
         if self.index is None or tensors[self.index].numel() == 0:
             return torch.arange(self.in_features) // self.group
         return tensors[self.index].detach().long()
 
     def order(self, tensors: Tensors) -> Tensor | None:
-        """The input features group by group, int64 [in_features]; None where they lie so.
+        """Return the input features sorted by group, int64 [in_features]; None if they are in that order.
 
         Raises:
             ValueError: the groups have other sizes than `group`.
@@ -139,13 +141,13 @@ class IntegerLayout(Layout):
         return order
 
     def rows(self, tensors: Tensors, first: int, last: int, order: Tensor | None = None) -> AffineGroups:
-        """These output features, with the input features in `order`, in groups of `packed_group`."""
+        """Return these output features, with the input features in `order`, in groups of `packed_group`."""
         assert self.packed_group is not None
         parts = self.read(tensors, first, last)
         q = parts.q if order is None else parts.q[:, order]
         scale, offset = parts.scale, -parts.scale * parts.zero
         times = 1 if self.groups == 1 else self.group // self.packed_group
-        if times > 1:  # of groups that the kernels do not have
+        if times > 1:  # groups that the kernels do not support
             count = -(-self.in_features // self.packed_group)
             scale, offset = (t.repeat_interleave(times, dim=1)[:, :count] for t in (scale, offset))
         return AffineGroups(q.contiguous(), scale, offset, self.packed_bits, self.packed_group)
@@ -157,7 +159,7 @@ class IntegerLayout(Layout):
 
 @dataclass(frozen=True, eq=False)
 class FloatLayout(Layout):
-    """Small floating point numbers with scales, which no affine groups hold.
+    """The layout of a weight of float8 numbers with scales, which affine groups cannot represent.
 
     Attributes:
         scale: the name of the tensor of scales.
@@ -172,11 +174,12 @@ class FloatLayout(Layout):
 
 
 def unpack_words(words: Tensor, bits: int, count: int) -> Tensor:
-    """The first `count` fields of each row as uint8 [rows, count].
+    """Return the first `count` fields of each row as uint8 [rows, count].
 
     Args:
-        words: int32 [rows, words]; fields lie from the lowest bits on.
-        bits: 2, 3, 4 or 8; fields of 3 bits run on from one word to the next.
+        words: int32 [rows, words]; fields start at the lowest bits.
+        bits: 2, 3, 4 or 8; fields of 3 bits cross words.
+        count: the number of fields.
     """
     data = words.contiguous().view(torch.uint8)
     if bits == 8:
@@ -192,15 +195,15 @@ def unpack_words(words: Tensor, bits: int, count: int) -> Tensor:
 
 
 def words_for(fields: int, bits: int) -> int:
-    """How many words of 32 bits hold so many fields."""
+    """Return the number of 32-bit words for `fields` fields."""
     return -(-fields * bits // 32)
 
 
 def checked_group(method: str, group: object) -> int:
-    """The size of groups that a config says; -1 is a whole row.
+    """Return the group size of a config; -1 is a whole row.
 
     Raises:
-        UnreadableCheckpoint: it is something else.
+        UnreadableCheckpoint: it is neither -1 nor a positive integer.
     """
     if not isinstance(group, int) or (group != -1 and group <= 0):
         raise UnreadableCheckpoint(
@@ -212,7 +215,8 @@ def checked_group(method: str, group: object) -> int:
 def check_tensor(
     path: str, name: str, tensors: Tensors, shape: tuple[int, ...], *dtypes: torch.dtype
 ) -> None:
-    """
+    """Check the shape and dtype of a tensor.
+
     Raises:
         UnreadableCheckpoint: it is missing, or has another shape or dtype.
     """

@@ -1,7 +1,7 @@
-"""A small table of levels, as integers of 8 bits with one scale and one offset that come nearest to it.
+"""Approximation of a small table of levels by int8 levels with one scale and one offset.
 
-NF4 and FP4 weights are such levels times the largest magnitude of a block. The levels are not evenly spaced, so affine groups
-cannot hold them; but no more than 16 numbers have to lie near a grid, whose step and start are free.
+NF4 and FP4 weights are levels times the largest magnitude of a block. The levels are not evenly spaced, so affine groups cannot
+represent them exactly. But only 16 numbers have to be near a grid with a free step and start.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ _STARTS = torch.linspace(-0.5, 0.5, 21, dtype=torch.float64)  # of a step
 
 
 def nearest_grid(levels: Tensor) -> tuple[Tensor, float, float]:
-    """(q uint8 of the shape of `levels`, step, start): step * q + start comes nearest to `levels`, by least squares.
+    """Return (q uint8 of the shape of `levels`, step, start) with step * q + start nearest to `levels`, by least squares.
 
-    That is within half of a 255th of their range; for NF4 a quarter of a percent of its largest level, and 0.13 % on average.
+    The error is at most half of a 255th of their range. For NF4 it is at most 0.25 % of the largest level, and 0.13 % on average.
 
     Args:
-        levels: float [n], not all the same.
+        levels: float [n], not all equal.
     """
     q, step, start = _nearest_grid(tuple(levels.tolist()))
     return torch.tensor(q, dtype=torch.uint8), step, start

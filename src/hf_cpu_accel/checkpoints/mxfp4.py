@@ -1,8 +1,8 @@
-"""The experts of gpt-oss as their checkpoint stores them: MXFP4, 32 numbers of 4 bits with a power of two.
+"""The experts of gpt-oss in the format of their checkpoint: MXFP4, 32 numbers of 4 bits with a power of two.
 
     number = sign * {0, 0.5, 1, 1.5, 2, 3, 4, 6} * 2^(scale - 127)
 
-Twice such a number is an integer from -12 to 12, so affine groups of 8 bits hold them as they are (OCP Microscaling Formats 1.0).
+Twice such a number is an integer from -12 to 12, so 8-bit affine groups are exact (OCP Microscaling Formats 1.0).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Mxfp4Stack(StoredStack):
     """The parameter [experts, in_features, out_features] of a projection.
 
     Attributes:
-        blocks: uint8 [experts, out_features, groups, 16], the even input features in the low halves.
+        blocks: uint8 [experts, out_features, groups, 16], with the even input features in the low 4 bits.
         scales: uint8 [experts, out_features, groups].
     """
 
@@ -38,16 +38,16 @@ class Mxfp4Stack(StoredStack):
     def __new__(cls, blocks: Tensor, scales: Tensor, dtype: torch.dtype) -> Mxfp4Stack:
         experts, out_features, groups = scales.shape
         shape = (experts, groups * GROUP, out_features)
-        made = Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=blocks.device)
-        assert isinstance(made, Mxfp4Stack)
-        made.blocks, made.scales = blocks, scales
-        return made
+        stack = Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=blocks.device)
+        assert isinstance(stack, Mxfp4Stack)
+        stack.blocks, stack.scales = blocks, scales
+        return stack
 
     def over(self, held: Mapping[str, Tensor]) -> Mxfp4Stack:
         return Mxfp4Stack(held["blocks"], held["scales"], self.dtype)
 
     def groups_of(self, expert: int) -> AffineGroups:
-        """[out_features, in_features] of one expert."""
+        """Return [out_features, in_features] of one expert."""
         blocks, scales = self.blocks[expert].detach(), self.scales[expert].detach()
         doubled = torch.tensor([*_DOUBLED, *(-n for n in _DOUBLED)], dtype=torch.int8)
         codes = torch.stack([blocks & 15, blocks >> 4], dim=-1).flatten(1)

@@ -1,4 +1,4 @@
-"""Linears that torch's own `quantize_dynamic` has made: weights in 8 bits, or in half precision, behind an object of torch's."""
+"""The linears of torch's `quantize_dynamic`: weights in 8 bits or float16 in an opaque object."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hf_cpu_accel.checkpoints.stored_weight import StoredWeight
 
 
 def read(module: nn.Module) -> StoredWeight | None:
-    """A `torch.ao.nn.quantized.dynamic.Linear`."""
+    """Read a `torch.ao.nn.quantized.dynamic.Linear`; None for other modules."""
     host = sys.modules.get("torch.ao.nn.quantized.dynamic")
     if host is None or not isinstance(module, host.Linear):
         return None
@@ -26,7 +26,9 @@ def read(module: nn.Module) -> StoredWeight | None:
         0,
         None,
         (),
-        None if type(module) is host.Linear else f"{form}: its class, {type(module).__name__}, does more",
+        None
+        if type(module) is host.Linear
+        else f"{form}: the subclass {type(module).__name__} is not supported",
         values=lambda first, last: _values(linear)[first:last],
         agreement="int8" if integers else "float32",
         reference=lambda input: linear(input.float()).to(input.dtype),
@@ -35,7 +37,7 @@ def read(module: nn.Module) -> StoredWeight | None:
 
 
 def is_inference_only(module: nn.Module) -> bool:
-    """Whether torch.ao made `module` out of a trained one, or out of an observer: it comes in training mode, and has none."""
+    """Return whether torch.ao converted `module`: its training flag is set, but it has no training mode."""
     return type(module) is nn.Identity or type(module).__module__.startswith(
         ("torch.ao.nn.quantized.", "torch.ao.nn.intrinsic.quantized.")
     )

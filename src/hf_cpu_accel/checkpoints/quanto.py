@@ -1,4 +1,4 @@
-"""optimum-quanto's linears: integers of 2, 4 or 8 bits, or floats of 8 bits, in tensor classes of its own."""
+"""The linears of optimum-quanto: integers of 2, 4 or 8 bits, or float8, in its own tensor classes."""
 
 from __future__ import annotations
 
@@ -22,28 +22,32 @@ from hf_cpu_accel.packing.affine import AffineGroups
 
 
 def read(module: nn.Module) -> StoredWeight | None:
-    """A frozen `QLinear`."""
+    """Read a frozen `QLinear`; None for other modules."""
     host = sys.modules.get("optimum.quanto.nn.qlinear")
     if host is None or not isinstance(module, host.QLinear) or not is_stand_in(module.weight):
         return None
     weight: Any = module.weight
     form, in_features = f"quanto {weight.qtype.name}", weight.shape[1]
     is_float, in_groups = weight.qtype.is_floating_point, hasattr(weight, "_group_size")
-    given = (weight._group_size if in_groups else None) or in_features
-    group = holding_group(given, in_features)
+    stored_group = (weight._group_size if in_groups else None) or in_features
+    group = holding_group(stored_group, in_features)
     refusal = None
     if weight.axis not in (0, None):
         refusal = f"{form}: scales per input feature are not supported"
     elif group is None and not is_float:
-        refusal = f"{form}: groups of {given} input features are not supported"
-    held = group or 32
-    rows = _rows_of_groups(weight, given, held) if in_groups else _rows_of_bytes(weight, held)
+        refusal = f"{form}: groups of {stored_group} input features are not supported"
+    packed_group = group or 32
+    rows = (
+        _rows_of_groups(weight, stored_group, packed_group)
+        if in_groups
+        else _rows_of_bytes(weight, packed_group)
+    )
     return StoredWeight(
         form,
         weight.shape[0],
         in_features,
         4 if in_groups else 8,
-        held,
+        packed_group,
         None if is_float else rows,
         integers_of(weight),
         refusal,
@@ -67,7 +71,7 @@ def _floats(weight: Any, first: int, last: int) -> Tensor:
 
 
 def _scale_of(weight: Any, first: int, last: int) -> Tensor:
-    """float32 [last - first, 1]."""
+    """Return the scales of rows [first, last), float32 [last - first, 1]."""
     scale = weight._scale.detach().float().reshape(-1, 1)
     return scale.expand(last - first, 1) if len(scale) == 1 else scale[first:last]
 
@@ -86,7 +90,7 @@ def _rows_of_groups(weight: Any, given: int, group: int) -> Callable[[int, int],
             spread(part.detach(), given, first, last, columns, group)
             for part in (weight._scale, weight._shift)
         )
-        # A shift is a number of the weight, or an integer like q.
+        # A shift is either a value of the weight, or an integer like q.
         offset = -shift if weight._shift.is_floating_point() else -scale * shift
         return AffineGroups(q, scale, offset, 4, group)
 
@@ -94,7 +98,7 @@ def _rows_of_groups(weight: Any, given: int, group: int) -> Callable[[int, int],
 
 
 def _unpacked(packed: Any, start: int, stop: int) -> Tensor:
-    """The elements [start, stop) of a flattened `PackedTensor`, whose first rows are in the lowest bits: uint8."""
+    """Return the elements [start, stop) of a flattened `PackedTensor` as uint8; its first rows are in the lowest bits."""
     rows, width = packed.shape
     words: Tensor = packed._data.detach()
     first, last = start // width, min(-(-stop // width), rows)

@@ -1,9 +1,7 @@
-"""Linears whose weight is stored quantized, by whom it was loaded, and how it becomes a packed weight without rounding, or with the
-least that affine groups allow.
+"""Reading of linears with a quantized weight, and packing them exactly, or with the smallest error of affine groups.
 
-Hosts load such checkpoints into classes of modules or tensors of their own. They are recognized by these classes, which exist only
-where the host has been imported: nothing is imported here. Where no host has such a class without a package more, `StoredLinear`
-is it.
+Host libraries load quantized checkpoints into their own classes of modules or tensors. These classes are looked up in
+`sys.modules`, so nothing is imported. `StoredLinear` is for formats that otherwise need another package.
 """
 
 from __future__ import annotations
@@ -27,35 +25,35 @@ from hf_cpu_accel.packing.four_bits import nearest_form
 from hf_cpu_accel.packing.linear import PackedWeight, pack_linear, unpack_linear
 from hf_cpu_accel.packing.panels import PANEL_FEATURES, allocate
 
-# A weight is read in pieces: the integers take more memory than their packed form.
+# A weight is read in pieces, because its integers take more memory than the packed form.
 _ROWS_AT_ONCE = 32 * PANEL_FEATURES
 
 
 def stored_weight(module: nn.Module) -> StoredWeight | None:
-    """Of a linear that holds a quantized weight; None if `module` is something else."""
+    """Return the quantized weight of a linear; None for other modules."""
     for reader in _READERS:
-        found = reader(module)
-        if found is not None:
-            return found
+        weight = reader(module)
+        if weight is not None:
+            return weight
     return None
 
 
 def is_stored(module: nn.Module, name: str) -> bool:
-    """Whether the parameter `name` of `module` holds a quantized weight, alone or together with others."""
+    """Return whether the parameter `name` of `module` is a quantized weight or a part of it."""
     if name not in module._parameters or (parameter := module._parameters[name]) is None:
         return False
-    if isinstance(module, StoredLinear):  # without the order of its inputs, which has to be sorted
-        held = tuple(module.tensors.values())
+    if isinstance(module, StoredLinear):  # without `stored_weight`, which sorts the order of the inputs
+        tensors = tuple(module.tensors.values())
     else:
         weight = stored_weight(module)
-        held = () if weight is None else weight.tensors
-    return any(parameter is one for one in held)
+        tensors = () if weight is None else weight.tensors
+    return any(parameter is tensor for tensor in tensors)
 
 
 def pack_stored(weights: Sequence[StoredWeight]) -> PackedWeight:
-    """Weights with the same in_features as one packed weight, the output features of each behind those of the one before.
+    """Pack weights with the same in_features as one packed weight, with concatenated output features.
 
-    Where they differ in bits or groups, all are written in the finest of them. All but the last have a multiple of 32 output
+    If they differ in bits or groups, the result has the finest of them. All but the last must have a multiple of 32 output
     features.
     """
     bits = max(weight.bits for weight in weights)
@@ -69,21 +67,23 @@ def pack_stored(weights: Sequence[StoredWeight]) -> PackedWeight:
 def pack_rounded(
     weights: Sequence[StoredWeight], dtype: str, int4_group: int
 ) -> tuple[PackedWeight, list[float]]:
-    """Weights that no affine groups hold as one packed weight, by `pack_linear`, and how far each of them is off: the length of the
-    difference relative to its own."""
+    """Pack weights that affine groups cannot represent as one packed weight, by `pack_linear`.
+
+    Returns:
+        The packed weight, and the error of each weight: the norm of the difference relative to the norm of the weight.
+    """
     values = [weight.values(0, weight.out_features) for weight in weights if weight.values is not None]
-    whole = torch.cat(values)
-    packed = pack_linear(whole, nearest_form(whole, dtype, int4_group), int4_group=int4_group)
-    found = unpack_linear(packed).split([len(some) for some in values])
+    joined = torch.cat(values)
+    packed = pack_linear(joined, nearest_form(joined, dtype, int4_group), int4_group=int4_group)
+    rounded = unpack_linear(packed).split([len(exact) for exact in values])
     return packed, [
-        float((near - some).norm() / some.norm().clamp_min(torch.finfo(torch.float32).tiny))
-        for near, some in zip(found, values, strict=True)
+        float((near - exact).norm() / exact.norm().clamp_min(torch.finfo(torch.float32).tiny))
+        for near, exact in zip(rounded, values, strict=True)
     ]
 
 
 def rounding_error(weight: StoredWeight) -> float:
-    """How far what is packed is from `weight`: the length of the difference relative to its own, over its first rows; 0 where it is
-    exact."""
+    """Return the error of packing `weight`: the norm of the difference relative to its own, over its first rows; 0 if exact."""
     if weight.values is None or weight.rows is None:
         return 0.0
     last = min(weight.out_features, _ROWS_AT_ONCE)
@@ -93,20 +93,20 @@ def rounding_error(weight: StoredWeight) -> float:
 
 
 def in_floats(module: nn.Module, name: str, tensor: Tensor, *, with_stored: bool = False) -> Tensor:
-    """A parameter or buffer of `module`: where it is a quantized table, or experts of MXFP4, the numbers that its integers stand
-    for, else as it is.
+    """Return a parameter or buffer of `module`, dequantized if it is a quantized table or experts of MXFP4.
 
     Args:
         name: its path.
-        with_stored: whether a quantized weight comes as it is, too.
+        tensor: the parameter or buffer.
+        with_stored: return a quantized weight unchanged instead of raising.
 
     Raises:
-        ValueError: it is one that nothing has packed.
+        ValueError: it is a quantized weight that is not packed.
     """
     if isinstance(tensor, StoredStack):
         return tensor.numbers()
     weight = stored_weight(module)
-    if is_stand_in(tensor) or (weight is not None and any(tensor is held for held in weight.tensors)):
+    if is_stand_in(tensor) or (weight is not None and any(tensor is part for part in weight.tensors)):
         if with_stored:
             return tensor
         form = type(tensor).__name__ if weight is None else weight.form
@@ -141,7 +141,7 @@ def _pack(weights: Sequence[StoredWeight], bits: int, group: int, *, half: bool)
 
 
 def _gguf_linear(module: nn.Module) -> StoredWeight | None:
-    """transformers' linear over the blocks of a GGUF file."""
+    """Read transformers' linear over the blocks of a GGUF file."""
     host = sys.modules.get("transformers.integrations.gguf.utils")
     if host is None or not isinstance(module, host.GgufLinear):
         return None
@@ -162,13 +162,13 @@ def _gguf_linear(module: nn.Module) -> StoredWeight | None:
 
 
 def _stored_linear(module: nn.Module) -> StoredWeight | None:
-    """Ours, over the tensors of a checkpoint."""
+    """Read a `StoredLinear`."""
     if not isinstance(module, StoredLinear):
         return None
     layout, tensors = module.layout, module.tensors
-    shape, held = (layout.out_features, layout.in_features), tuple(tensors.values())
+    shape, parts = (layout.out_features, layout.in_features), tuple(tensors.values())
     if isinstance(layout, FloatLayout):
-        return StoredWeight(layout.form, *shape, 0, 0, None, held, values=partial(layout.values, tensors))
+        return StoredWeight(layout.form, *shape, 0, 0, None, parts, values=partial(layout.values, tensors))
     assert isinstance(layout, IntegerLayout)
     refusal = order = None
     try:
@@ -179,7 +179,7 @@ def _stored_linear(module: nn.Module) -> StoredWeight | None:
         refusal = f"{layout.form}: groups of {layout.group} input features are not supported"
     group = layout.packed_group or 0
     rows = partial(layout.rows, tensors, order=order)
-    return StoredWeight(layout.form, *shape, layout.packed_bits, group, rows, held, refusal, order)
+    return StoredWeight(layout.form, *shape, layout.packed_bits, group, rows, parts, refusal, order)
 
 
 _READERS: tuple[Callable[[nn.Module], StoredWeight | None], ...] = (

@@ -1,4 +1,4 @@
-"""A linear whose weight is held as its checkpoint stores it, where the checkpoint's own package is not needed."""
+"""A linear with its weight in the format of the checkpoint, without the checkpoint's own package."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ from hf_cpu_accel.checkpoints.layout import Layout
 
 
 class StoredLinear(nn.Module):
-    """y = x W^T + b, [..., in_features] -> [..., out_features], in plain torch: what a checkpoint is loaded into, and what serves
-    where nothing is packed.
+    """y = x W^T + b in PyTorch, [..., in_features] -> [..., out_features]: the module that a checkpoint is loaded into.
 
-    Its parameters are the tensors of the checkpoint under their names, on the meta device until they are loaded. `model.to(dtype)`
-    casts the bias alone.
+    It also computes the output if it is not packed. Its parameters are the tensors of the checkpoint under their names, on the meta
+    device until they are loaded. `model.to(dtype)` casts only the bias.
 
     Attributes:
-        layout: what the tensors stand for.
+        layout: the layout of the weight in the tensors.
     """
 
     def __init__(self, layout: Layout, bias: nn.Parameter | None) -> None:
@@ -32,15 +31,15 @@ class StoredLinear(nn.Module):
             self.register_parameter(name, nn.Parameter(empty, requires_grad=False))
         self.register_parameter("bias", bias)
         if "weight" not in layout.held:
-            self.weight = None  # hosts ask for its dtype (T5)
+            self.weight = None  # models read its dtype (T5)
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """Those that hold the weight, by their names."""
+        """The tensors of the weight, by name."""
         return {name: self.get_parameter(name) for name in self.layout.held}
 
     def dequantize(self) -> Tensor:
-        """The weight [out_features, in_features] in float32."""
+        """Return the weight [out_features, in_features] in float32."""
         return self.layout.dequantize(self.tensors)
 
     def forward(self, input: Tensor) -> Tensor:
@@ -51,14 +50,14 @@ class StoredLinear(nn.Module):
         return f"{self.layout.form}, in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> StoredLinear:
-        held = {name: self._parameters.pop(name) for name in self.layout.held}
+        stored = {name: self._parameters.pop(name) for name in self.layout.held}
         bias = self._parameters.pop("bias")
         try:
             self._parameters["bias"] = bias
             super()._apply(fn, recurse)
         finally:
             bias = self._parameters.pop("bias")
-            self._parameters.update(held)
+            self._parameters.update(stored)
             self._parameters["bias"] = bias
         for name in self.layout.held:
             parameter: Any = self._parameters[name]

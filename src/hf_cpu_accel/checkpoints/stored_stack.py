@@ -1,4 +1,4 @@
-"""Experts whose weights a checkpoint stores quantized: parameters over what its file holds."""
+"""Parameters of experts over the quantized tensors of a checkpoint."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ from hf_cpu_accel.checkpoints.layout import IntegerLayout, Layout
 from hf_cpu_accel.packing.affine import AffineGroups
 
 Parts = tuple[tuple[str, Layout], ...]
-"""Linears whose output features lie one behind another, by their names."""
+"""Linears with concatenated output features: (name, layout) pairs."""
 
 
 class StoredStack(Tensor):
-    """A parameter with a matrix for each expert. What computes with it gets the numbers, of one expert where it takes one.
+    """A parameter with a quantized matrix for each expert. Ops get dequantized values; selecting an expert dequantizes only that
+    one.
 
     Attributes:
-        form: how the numbers are stored, for people.
-        refusal: why affine groups do not hold them, or None.
+        form: the name of the format, for reports.
+        refusal: why it cannot be packed as affine groups, or None.
     """
 
     form: str
@@ -33,14 +34,14 @@ class StoredStack(Tensor):
 
     @abstractmethod
     def groups_of(self, expert: int) -> AffineGroups:
-        """[out_features, in_features] of one expert, as they are stored."""
+        """Return the stored values [out_features, in_features] of one expert."""
 
     @abstractmethod
     def matrix_of(self, expert: int) -> Tensor:
-        """The same as numbers, in the shape that the parameter has them in."""
+        """Return the dequantized matrix of one expert, in the shape of the parameter."""
 
     def numbers(self) -> Tensor:
-        """All of them, in the shape and dtype of the parameter."""
+        """Return all dequantized values, in the shape and dtype of the parameter."""
         values = torch.empty(self.shape, dtype=self.dtype)
         for expert in range(len(self)):
             values[expert] = self.matrix_of(expert)
@@ -48,11 +49,11 @@ class StoredStack(Tensor):
 
     @abstractmethod
     def over(self, held: Mapping[str, Tensor]) -> StoredStack:
-        """The same over other tensors."""
+        """Return a parameter of the same format over other tensors."""
 
     @property
     def held(self) -> dict[str, Tensor]:
-        """What the file holds, by names of this class."""
+        """The stored tensors, by the names of this class."""
         return {name: getattr(self, name) for name in self._names}
 
     def __tensor_flatten__(self) -> tuple[list[str], StoredStack]:
@@ -85,11 +86,13 @@ class StoredStack(Tensor):
 
 
 class LinearsStack(StoredStack):
-    """[experts, out_features, in_features] of linears that the file has one by one, one or several for each expert.
+    """The parameter [experts, out_features, in_features] over linears that the file stores separately, one or more per expert.
 
     Args:
-        experts: what the tensors of each expert stand for.
-        held: the tensors, by expert, name of the linear and name in the checkpoint.
+        experts: the linears of each expert.
+        held: the tensors, by "expert.linear.name in the checkpoint".
+        dtype: of the parameter.
+        refusal: why it cannot be packed, or None.
     """
 
     experts: tuple[Parts, ...]
@@ -105,32 +108,32 @@ class LinearsStack(StoredStack):
         layouts = [layout for _, layout in experts[0]]
         rows = sum(layout.out_features for layout in layouts)
         shape = (len(experts), rows, layouts[0].in_features)
-        made = Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=torch.device("cpu"))
-        assert isinstance(made, LinearsStack)
-        made.experts, made._names, made.form = experts, tuple(held), layouts[0].form
+        stack = Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=torch.device("cpu"))
+        assert isinstance(stack, LinearsStack)
+        stack.experts, stack._names, stack.form = experts, tuple(held), layouts[0].form
         for name, tensor in held.items():
-            setattr(made, name, tensor)
-        made.refusal = refusal
-        return made
+            setattr(stack, name, tensor)
+        stack.refusal = refusal
+        return stack
 
     def over(self, held: Mapping[str, Tensor]) -> LinearsStack:
         return LinearsStack(self.experts, held, self.dtype, self.refusal)
 
     def groups_of(self, expert: int) -> AffineGroups:
         bits, group = self._bits_and_group
-        found = [
+        parts = [
             layout.rows(tensors, 0, layout.out_features).regroup(bits, group)
             for layout, tensors in self._linears(expert)
             if isinstance(layout, IntegerLayout)
         ]
         q, scale, offset = (
-            torch.cat([getattr(part, name) for part in found]) for name in ("q", "scale", "offset")
+            torch.cat([getattr(part, name) for part in parts]) for name in ("q", "scale", "offset")
         )
         return AffineGroups(q, scale, offset, bits, group)
 
     @cached_property
     def _bits_and_group(self) -> tuple[int, int]:
-        """In which all of them are packed, as one weight."""
+        """The bits and the group to pack all of them in as one weight."""
         layouts = [
             layout for parts in self.experts for _, layout in parts if isinstance(layout, IntegerLayout)
         ]
@@ -147,10 +150,10 @@ class LinearsStack(StoredStack):
         ]
 
     def check(self) -> None:
-        """Find out whether affine groups hold it, once the values are there."""
-        self.refusal = self._found_refusal()
+        """Set `refusal` after the values are loaded."""
+        self.refusal = self._find_refusal()
 
-    def _found_refusal(self) -> str | None:
+    def _find_refusal(self) -> str | None:
         for expert in range(len(self.experts)):
             for layout, tensors in self._linears(expert):
                 if not isinstance(layout, IntegerLayout) or layout.packed_group is None:

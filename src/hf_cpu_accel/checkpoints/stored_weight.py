@@ -1,4 +1,4 @@
-"""What is held of one linear whose weight was quantized before it came to us."""
+"""The weight of one linear of a quantized checkpoint."""
 
 from __future__ import annotations
 
@@ -15,21 +15,22 @@ from hf_cpu_accel.packing.affine import AffineGroups
 
 @dataclass(frozen=True)
 class StoredWeight:
-    """The weight of a linear as its checkpoint has it.
+    """The weight of a linear of a quantized checkpoint.
 
     Attributes:
-        form: its name, such as "GGUF Q4_1".
-        bits, group: of the affine groups that hold it.
-        rows: (first, last) -> these output features, as near as affine groups come to them; None where they are packed in the dtype
-            that is asked for.
-        tensors: those in the module that hold it.
+        form: the name of the format, such as "GGUF Q4_1".
+        out_features, in_features: of the linear.
+        bits, group: of its affine groups.
+        rows: (first, last) -> these output features as affine groups, exact or the nearest; None if it is packed in the config's
+            dtype.
+        tensors: the tensors of the module that store it.
         refusal: why it cannot be packed, or None.
-        permutation: int64 [in_features], the input features in the order in which `rows` has them; None: as they are.
-        values: (first, last) -> these output features in float32, where `rows` is None or rounds; None where it is exact.
-        agreement: how near the host's own forward is to the product with that weight, as a name of `Tolerance`: "int8" where it
-            rounds activations, "bfloat16" where it computes in half precision.
-        reference: what the host computes of an input, where its forward is not to be called for it; None: its forward.
-        meant_for: the dtype in which the host multiplies, which `dtype="auto"` is then; None: as for weights in floating point.
+        permutation: int64 [in_features], the order of the input features in `rows`, or None for the original order.
+        values: (first, last) -> these output features in float32, if `rows` is None or rounds; None if `rows` is exact.
+        agreement: the tolerance between the host's own forward and the product with this weight, as a name of `Tolerance`: "int8"
+            if the host rounds activations, "bfloat16" if it computes in half precision.
+        reference: computes the host's output for an input if its forward must not be called; None for its forward.
+        meant_for: the dtype in which the host multiplies, used for `dtype="auto"`; None as for weights in floating point.
     """
 
     form: str
@@ -48,24 +49,23 @@ class StoredWeight:
 
 
 def plain_tensors(tensor: Tensor) -> Iterator[Tensor]:
-    """`tensor`, or those that a subclass which only stands for others is made of (torchao's and quanto's weights, and what this
-    process has of a DTensor)."""
+    """Yield `tensor`, or the inner tensors of a wrapper subclass (weights of torchao and quanto, the local part of a DTensor)."""
     if not is_traceable_wrapper_subclass(tensor):
         yield tensor
         return
     names, _ = tensor.__tensor_flatten__()
-    for held in (getattr(tensor, name) for name in names):
-        if isinstance(held, Tensor):
-            yield from plain_tensors(held)
+    for inner in (getattr(tensor, name) for name in names):
+        if isinstance(inner, Tensor):
+            yield from plain_tensors(inner)
 
 
 def is_stand_in(tensor: Tensor) -> bool:
-    """Whether it is such a subclass, with no memory of its own."""
+    """Return whether `tensor` is a wrapper subclass, without memory of its own."""
     return is_traceable_wrapper_subclass(tensor)
 
 
 def integers_of(tensor: Tensor) -> tuple[Tensor, ...]:
-    """Of its plain tensors those that hold numbers of 8 bits or less, or several of them in one."""
+    """Return the plain tensors of `tensor` with numbers of 8 bits or less, or several of them packed in one."""
     return tuple(t for t in plain_tensors(tensor) if not t.is_floating_point() or t.itemsize == 1)
 
 

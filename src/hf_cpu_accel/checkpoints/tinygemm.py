@@ -1,4 +1,4 @@
-"""Weights of 4 bits in the order of torch's own CPU kernel (`_weight_int4pack_mm_for_cpu`), which quanto and torchao use.
+"""4-bit weights in the layout of torch's CPU kernel (`_weight_int4pack_mm_for_cpu`), which quanto and torchao use.
 
 weight = (q - 8) * scale + middle,    one pair (scale, middle) for each group: [groups, out_features, 2]
 """
@@ -15,10 +15,10 @@ _FEATURES_AT_ONCE = 256
 
 
 def integers(packed: Tensor, in_features: int) -> Tensor:
-    """uint8 [out_features, in_features]. The order depends on the CPU, so the kernel itself is asked: it multiplies by ones.
+    """Return the integers, uint8 [out_features, in_features]. The layout depends on the CPU, so the kernel itself unpacks them.
 
     Args:
-        packed: as `torch._convert_weight_to_int4pack_for_cpu` made it.
+        packed: from `torch._convert_weight_to_int4pack_for_cpu`.
     """
     out_features = packed.shape[0]
     scale_and_middle = torch.ones(in_features // _GROUP, out_features, 2, dtype=torch.bfloat16)
@@ -34,6 +34,6 @@ def integers(packed: Tensor, in_features: int) -> Tensor:
 
 
 def affine_rows(q: Tensor, scale_and_middle: Tensor, group: int, first: int, last: int) -> AffineGroups:
-    """The output features [first, last) of a weight whose integers are `q`."""
+    """Return the output features [first, last) of a weight with the integers `q`."""
     scale, middle = (part.T.float() for part in scale_and_middle[:, first:last].unbind(-1))
     return AffineGroups(q[first:last], scale, middle - 8 * scale, 4, group)

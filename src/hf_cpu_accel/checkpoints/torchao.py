@@ -1,4 +1,4 @@
-"""Linears whose weight torchao has put into a tensor class of its own, in plain integers or in the order of torch's CPU kernel."""
+"""Linears with a weight in a tensor class of torchao, in plain integers or in the layout of torch's CPU kernel."""
 
 from __future__ import annotations
 
@@ -18,32 +18,32 @@ Rows = Callable[[int, int], AffineGroups]
 
 
 def read(module: nn.Module) -> StoredWeight | None:
-    """A linear with such a weight."""
+    """Read a linear with a quantized weight of torchao; None for other modules."""
     if type(module) is not nn.Linear or not is_stand_in(module.weight):
         return None
     weight: Any = module.weight
-    known = next((entry for entry in _CLASSES if type(weight) is _class(*entry[:2])), None)
-    if known is None:
+    supported = next((entry for entry in _CLASSES if type(weight) is _class(*entry[:2])), None)
+    if supported is None:
         return None
     bits = _bits(weight)
     form = f"torchao {type(weight).__name__.removesuffix('Tensor')}, {bits} bits"
-    given, in_features = weight.block_size[1], weight.shape[1]
-    group = holding_group(given, in_features)
+    stored_group, in_features = weight.block_size[1], weight.shape[1]
+    group = holding_group(stored_group, in_features)
     refusal = None
     if getattr(weight, "act_pre_scale", None) is not None:
         refusal = f"{form}: a scaled input is not supported"
     elif getattr(weight, "act_mapping_type", None) is not None:
         refusal = f"{form}: the layout of a kernel for quantized inputs is not supported"
     elif group is None:
-        refusal = f"{form}: groups of {given} input features are not supported"
-    held = 4 if bits <= 4 else 8
+        refusal = f"{form}: groups of {stored_group} input features are not supported"
+    packed_bits = 4 if bits <= 4 else 8
     return StoredWeight(
         form,
         weight.shape[0],
         in_features,
-        held,
+        packed_bits,
         group or 32,
-        known[2](weight, held, group or 32),
+        supported[2](weight, packed_bits, group or 32),
         integers_of(weight),
         refusal,
         agreement=_agreement(weight),
@@ -69,7 +69,7 @@ def _agreement(weight: Any) -> str:
 
 
 def _integers(weight: Any, bits: int, group: int) -> Rows:
-    """An integer with a sign for each value; a scale and perhaps a zero for each block of rows and columns."""
+    """Read signed integers, with a scale and optionally a zero per block of rows and columns."""
     block_rows, given = weight.block_size
     middle = 2 ** (bits - 1)
 
@@ -90,7 +90,7 @@ def _integers(weight: Any, bits: int, group: int) -> Rows:
 
 
 def _pairs(weight: Any, bits: int, group: int) -> Rows:
-    """Two integers with a sign in a byte, the first in its low half; scales and what is added to them [groups, out_features]."""
+    """Read two signed integers per byte, the first in the low half; scales and offsets are [groups, out_features]."""
     given = weight.block_size[1]
 
     def rows(first: int, last: int) -> AffineGroups:

@@ -1,9 +1,9 @@
-"""A model as one file that runs without Python: torch.export, then AOTInductor, with this package's ops inside.
+"""Export of a model to one file that runs without Python: torch.export, then AOTInductor, with this package's ops.
 
-What the accelerated model computes in Python it computes there, on the same packed weights, which the file carries.
-Run it from Python with `load_aot`, from C++ with `integrations/cpp`.
+The file contains the packed weights of the accelerated model and computes the same outputs. Run it from Python with `load_aot`,
+from C++ with `integrations/cpp`.
 
-The file is machine code: load only files whose maker you trust.
+The file is machine code: load only files that you trust.
 """
 
 from __future__ import annotations
@@ -34,19 +34,22 @@ def export_aot(
     *,
     dynamic_shapes: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Compile the forward pass of `model`, as it is now (accelerated or not), into the file `path`.
+    """Compile the forward pass of `model`, accelerated or not, into the file `path`. The model does not change.
 
     Args:
         model: a transformers model or any module that `torch.export` can trace, in eval mode.
-        inputs: keyword arguments of one call, with two or more rows, so that the number of rows may vary.
-        path: ends in ".pt2"; written anew.
-        dynamic_shapes: as `torch.export.export` takes them. By default the first dimension of every input may vary, and the second
+        inputs: keyword arguments of one call, tensors with two or more rows, so that the number of rows may vary.
+        path: ends in ".pt2"; an existing file is overwritten.
+        dynamic_shapes: see `torch.export.export`. By default the first dimension of every input may vary, and the second dimension
             of integer matrices (tokens).
 
-    Returns the path. The outputs are those of the model that are tensors, named in the file's metadata.
+    Returns:
+        The path. The outputs of the file are the tensors among the model's outputs; their names are in the file's metadata.
 
-    Raises ValueError for a wrong path, inputs or a model in training mode, RuntimeError without a C++ compiler. What the model
-    does that cannot be exported raises torch.export's own error; the model stays as it was.
+    Raises:
+        ValueError: a wrong path or inputs, a model in training mode, or an output of an unsupported type.
+        RuntimeError: there is no C++ compiler, or the kernels are not loaded.
+        Exception: torch.export cannot export the model.
     """
     path = Path(path)
     if path.suffix != SUFFIX:
@@ -83,9 +86,17 @@ def export_aot(
 
 
 def load_aot(path: str | Path) -> Callable[..., dict[str, Tensor]]:
-    """What runs the file: takes the inputs by name, returns the outputs by name.
+    """Load a file of `export_aot`.
 
-    Raises ValueError if there is no such file or it was not written by `export_aot`.
+    Args:
+        path: of the file. It is machine code: load only files that you trust.
+
+    Returns:
+        A function of the inputs by name that returns the outputs by name. It raises TypeError for other names.
+
+    Raises:
+        ValueError: the file does not exist, or was not written by `export_aot`.
+        RuntimeError: the kernels are not loaded.
     """
     path = Path(path)
     if not path.is_file():
@@ -115,7 +126,7 @@ def _free_rows_and_tokens(inputs: Mapping[str, Tensor]) -> dict[str, dict[int, A
 def _trace(
     model: nn.Module, inputs: Mapping[str, Tensor], dynamic_shapes: Mapping[str, Any]
 ) -> tuple[torch.export.ExportedProgram, list[str]]:
-    """The program, and what its outputs are called: by the model's own names, with an index inside tuples."""
+    """Return the program and the names of its outputs: the model's own names, with an index inside tuples."""
     with torch.no_grad():
         outputs = _names(model(**inputs))
         if is_transformers_model(model):
@@ -145,7 +156,7 @@ def _names(output: Any, name: str = "") -> list[str]:
             f"the model's output {name or 'itself'} is of type {type(output).__name__}; expected tensors, or mappings, tuples "
             "and lists of tensors"
         )
-    return [found for key, value in parts for found in _names(value, f"{name}.{key}" if name else key)]
+    return [path for key, value in parts for path in _names(value, f"{name}.{key}" if name else key)]
 
 
 def _check_build() -> None:

@@ -1,4 +1,4 @@
-"""The backend: what `torch.compile(model, backend="hf_cpu_accel")` calls with each graph."""
+"""The backend function that `torch.compile(model, backend="hf_cpu_accel")` calls with each graph."""
 
 from __future__ import annotations
 
@@ -25,25 +25,29 @@ def hf_cpu_accel(
     mode: str | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> Callable[..., Any]:
-    """Compile one graph of Dynamo's: parts that match become our ops on packed weights, the rest Inductor's code.
+    """Compile one graph of Dynamo: matching parts become fused ops on packed weights, and Inductor compiles the rest.
 
-    Graphs that ask for gradients, and others that cannot be read, are Inductor's alone. Without a C++ compiler the rewritten graph
-    runs as it is. `report.graphs()` tells what became of each.
+    Graphs that need gradients, and graphs that the passes cannot read, are compiled by Inductor alone. Without a C++ compiler the
+    rewritten graph runs uncompiled. `report.graphs()` has the result for each graph.
 
     Args:
-        graph_module, example_inputs: from Dynamo.
-        mode: one of `options.MODES`.
-        options: fields of `options.Options`.
+        graph_module: the graph from Dynamo.
+        example_inputs: its inputs from Dynamo, real tensors.
+        mode: one of `options.MODES`, or None.
+        options: fields of `options.Options`, or None.
+
+    Returns:
+        A function with the signature of `graph_module.forward`.
 
     Raises:
-        ValueError, TypeError: as `Options.of`.
+        ValueError, TypeError: see `Options.of`.
     """
-    chosen = Options.of(options, mode)
+    settings = Options.of(options, mode)
     entry = GraphReport(nodes=len(graph_module.graph.nodes))
     report.add(entry)
     start = time.process_time()
     try:
-        return _compile(graph_module, example_inputs, chosen, entry)
+        return _compile(graph_module, example_inputs, settings, entry)
     finally:
         entry.cpu_seconds = time.process_time() - start
 

@@ -1,4 +1,4 @@
-"""A compiled graph as Dynamo calls it: with the inputs that are still used, and with what was derived from parameters."""
+"""The function that Dynamo calls: it passes the used inputs, and tensors derived from parameters, to the compiled graph."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hf_cpu_accel.compiler.weight_transforms import Derived, Fingerprint, Recipe
 
 @dataclass(frozen=True)
 class Request:
-    """`recipe` for the inputs at `positions` of Dynamo's graph."""
+    """A recipe, and the positions of its sources in the inputs of Dynamo's graph."""
 
     recipe: Recipe
     positions: tuple[int, ...]
@@ -22,7 +22,7 @@ class Request:
 
 @dataclass(frozen=True)
 class _State:
-    """The parameters of the last call, and what was made of them."""
+    """The parameters of the last call, and the tensors derived from them."""
 
     sources: list[Tensor]
     fingerprint: Fingerprint
@@ -31,15 +31,15 @@ class _State:
 
 
 class Bound:
-    """Calls `compiled`.
+    """Calls `compiled` with the inputs that it uses and the derived tensors.
 
-    Each call compares the parameters with those of the call before (see `weight_transforms.Fingerprint`): a weight that was
-    replaced, loaded or trained on is packed again.
+    Each call compares the parameters with those of the previous call (see `weight_transforms.Fingerprint`). A weight that was
+    replaced, loaded or trained is packed again.
 
     Args:
-        compiled: takes the inputs at `kept`, then all tensors of the requests in order.
+        compiled: a function of the inputs at `kept`, followed by all tensors of the requests in order.
         kept: positions in Dynamo's inputs.
-        requests: what to derive.
+        requests: the tensors to derive.
     """
 
     def __init__(
@@ -55,11 +55,13 @@ class Bound:
         sources = [inputs[position] for position in self._watched]
         state = self._state
         if state is None or not _unchanged(state, sources):
-            state = self._state = self._renewed(inputs, sources)
+            state = self._state = self._derive(inputs, sources)
         return self._compiled(*[inputs[position] for position in self._kept], *state.tensors)
 
-    def _renewed(self, inputs: Sequence[Any], sources: list[Tensor]) -> _State:
-        fingerprint = Fingerprint(sources)  # before: the next call notices what is written meanwhile
+    def _derive(self, inputs: Sequence[Any], sources: list[Tensor]) -> _State:
+        fingerprint = Fingerprint(
+            sources
+        )  # first, so that the next call notices writes that happen meanwhile
         derived = [derive(r.recipe, [inputs[position] for position in r.positions]) for r in self._requests]
         return _State(sources, fingerprint, derived, [tensor for one in derived for tensor in one.tensors])
 

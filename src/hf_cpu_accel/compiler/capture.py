@@ -1,7 +1,7 @@
 """Dynamo's graph in ATen ops.
 
-Dynamo records what the model called: functions, methods and operators, each in several spellings. One trace on fake tensors makes
-them the same few hundred ops with their arguments in order, before anything is decomposed, which is what the passes read.
+Dynamo records calls of functions, methods and operators, with several spellings for each. A trace on fake tensors converts them to
+a few hundred ops with positional arguments, without decompositions. The passes read this graph.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hf_cpu_accel.compiler import torch_private
 
 
 class NotCaptured(Exception):
-    """The graph is left to Inductor; the message says why."""
+    """The passes cannot read the graph; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -26,9 +26,9 @@ class Captured:
     """Attributes:
     graph_module: ATen ops, inputs in Dynamo's order.
     inputs: fake tensors and symbolic integers, one per input.
-    parameters: positions of the inputs that stay the same from call to call: parameters, and buffers of modules.
-    scalars: {position of an input: the symbolic float that it carries}. Where sizes are dynamic Dynamo passes floats of modules as
-        tensors without dimensions; `float()` of the symbol gives the value and guards it.
+    parameters: positions of the inputs that are the same in every call: parameters, and buffers of modules.
+    scalars: {position of an input: its symbolic float}. With dynamic sizes, Dynamo passes floats of modules as tensors without
+        dimensions. `float()` of the symbol returns the value and guards it.
     """
 
     graph_module: GraphModule
@@ -38,21 +38,21 @@ class Captured:
 
 
 def capture(graph_module: GraphModule, example_inputs: Sequence[Any]) -> Captured:
-    """The graph in ATen ops.
+    """Trace Dynamo's graph to ATen ops.
 
     Args:
-        graph_module: what Dynamo hands to a backend.
-        example_inputs: its inputs, not fake.
+        graph_module: the graph from Dynamo.
+        example_inputs: its inputs, real tensors.
 
     Raises:
-        NotCaptured: gradients are asked for, or the graph holds something that passes cannot read.
+        NotCaptured: gradients are needed, or the graph contains a call that passes cannot read.
     """
     _check(graph_module, example_inputs)
     fakes = torch_private.fake_inputs(example_inputs)
     with torch_private.tracing(torch_private.fake_mode()):
         aten = torch_private.trace_aten(graph_module, fakes)
     for node, fake in zip(aten.graph.find_nodes(op="placeholder"), fakes, strict=True):
-        node.meta["val"] = fake  # itself: a trace leaves copies, which do not know their symbolic float
+        node.meta["val"] = fake  # the original: the trace stores copies, which lose their symbolic float
     scalars = _scalars(graph_module)
     _settle(aten, {p: scalar for p, scalar in scalars.items() if torch_private.is_of_module(scalar)})
     return Captured(aten, fakes, _parameters(graph_module, example_inputs), scalars)
@@ -92,32 +92,32 @@ def _parameters(graph_module: GraphModule, example_inputs: Sequence[Any]) -> fro
 
 
 def _settle(graph_module: GraphModule, scalars: dict[int, Any]) -> None:
-    """Put numbers in the place of the floats at these inputs, and guard them.
+    """Replace the floats at these inputs by numbers, and guard them.
 
-    A model's own (the eps of a norm, the scale of rotary positions) are the same in every call. As inputs they would hide
-    from the passes, and Inductor would have Dynamo record the whole model once more for each that it could not make a tensor of.
+    The floats of a model (the eps of a norm, the scale of rotary positions) are the same in every call. As inputs, passes could not
+    read them, and Inductor would make Dynamo trace the model again for each float that cannot be a tensor.
     """
     inputs = list(graph_module.graph.find_nodes(op="placeholder"))
     for position, scalar in scalars.items():
         for item in list(inputs[position].users):
             if item.target is torch.ops.aten.item.default:
-                _put_in_place(item, float(scalar))
+                _replace_by_number(item, float(scalar))
                 graph_module.graph.erase_node(item)
 
 
-def _put_in_place(node: Node, number: float) -> None:
-    def put(given: Any) -> Any:
-        return torch.fx.map_arg(given, lambda used: number if used is node else used)
+def _replace_by_number(node: Node, number: float) -> None:
+    def replace(arguments: Any) -> Any:
+        return torch.fx.map_arg(arguments, lambda used: number if used is node else used)
 
     for user in list(node.users):
-        user.args, user.kwargs = put(user.args), put(user.kwargs)
+        user.args, user.kwargs = replace(user.args), replace(user.kwargs)
 
 
 def _scalars(graph_module: GraphModule) -> dict[int, Any]:
-    found = {}
+    scalars = {}
     for position, node in enumerate(graph_module.graph.find_nodes(op="placeholder")):
         for user in node.users:
             value = user.meta.get("example_value")
             if user.op == "call_method" and user.target == "item" and isinstance(value, torch.SymFloat):
-                found[position] = value
-    return found
+                scalars[position] = value
+    return scalars

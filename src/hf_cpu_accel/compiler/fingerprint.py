@@ -1,4 +1,4 @@
-"""What the caches of compiled graphs must know of us besides the graph: the graph names our ops, this says which ones they are."""
+"""A hash of the sources that compiled graphs depend on, for the keys of caches: a graph has only the names of the ops."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from pathlib import Path
 
 from hf_cpu_accel.runtime.files import PACKAGE
 
-# The passes and what they ask for; the ops' shapes, strides and arguments; the layout of packed weights; what generated code calls.
+# The passes; the shapes, strides and arguments of the ops; the layout of packed weights; the interface of generated code.
 _SOURCES = ("compiler/**/*.py", "ops/**/*.py", "packing/**/*.py", "csrc/ops/tiles.h")
 
 
 @lru_cache(maxsize=1)
 def fingerprint() -> str:
-    """Another one after any file of the passes, lowerings, ops or packing has changed."""
+    """Return the hash of this package, which changes with any file of the passes, lowerings, ops or packing."""
     return fingerprint_of(PACKAGE)
 
 
 def fingerprint_of(package: Path) -> str:
-    """The same of the package in that folder."""
+    """Return the hash of the package in that folder."""
     digest = hashlib.sha256()
     for source in _SOURCES:
         for file in sorted(package.glob(source)):

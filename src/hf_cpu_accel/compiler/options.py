@@ -1,4 +1,4 @@
-"""What `torch.compile(..., options=..., mode=...)` may say to the backend."""
+"""The options and modes of the backend, `torch.compile(..., options=..., mode=...)`."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from hf_cpu_accel.compiler import torch_private
 from hf_cpu_accel.compiler.passes import PASSES
 from hf_cpu_accel.packing.linear import DTYPES
 
-# torch's names for how much a user is ready to wait. All mean the same here: Inductor's `cpp_wrapper` (no Python between kernels)
-# gained nothing on BERT-base and ResNet-50, at most 2 % on MiniLM, and took a third to a half longer to compile; its templates for
-# matrix products lose to packed weights on CPUs without AMX.
+# torch's modes. All do the same here. Inductor's `cpp_wrapper` (no Python between kernels) gained nothing on BERT-base and
+# ResNet-50 and at most 2 % on MiniLM, and took a third to a half longer to compile. Inductor's templates for matrix products are
+# slower than packed weights on CPUs without AMX.
 MODES = ("default", "reduce-overhead", "max-autotune")
 
 
@@ -22,9 +22,9 @@ class Options:
     """Settings of one compilation.
 
     Args:
-        dtype: of packed weights, one of `packing.DTYPES`, or None for that of each weight.
-        skip_passes: names of passes that do not run, see `passes.PASSES`.
-        inductor: settings of `torch._inductor.config` that hold for these graphs alone.
+        dtype: the dtype of packed weights, one of `packing.DTYPES`, or None for the dtype of each weight.
+        skip_passes: names of passes to skip, see `passes.PASSES`.
+        inductor: settings of `torch._inductor.config` for these graphs only.
 
     Raises:
         ValueError: a value that is not accepted.
@@ -52,7 +52,7 @@ class Options:
 
     @classmethod
     def of(cls, options: Mapping[str, Any] | None, mode: str | None) -> Options:
-        """What a user said to `torch.compile`.
+        """Return the settings for the arguments of `torch.compile`.
 
         Raises:
             ValueError: an unknown option or mode, or a value that is not accepted.
@@ -60,12 +60,12 @@ class Options:
         """
         if mode is not None and mode not in MODES:
             raise ValueError(f"mode={mode!r}: expected one of {_listed(MODES)}")
-        known = [field.name for field in dataclasses.fields(cls)]
+        names = [field.name for field in dataclasses.fields(cls)]
         options = {} if options is None else options
-        unknown = sorted(set(options) - set(known))
+        unknown = sorted(set(options) - set(names))
         if unknown:
             raise ValueError(
-                f"options: {unknown[0]!r} is unknown; expected {_listed(known)}. "
+                f"options: {unknown[0]!r} is unknown; expected {_listed(names)}. "
                 "Pass settings of Inductor as options={'inductor': {...}}"
             )
         return cls(**options)
@@ -75,7 +75,7 @@ def _check_setting(name: object) -> None:
     if not isinstance(name, str):
         raise TypeError(f"options: inductor contains the key {name!r}: expected the name of a setting")
     if name == "freezing":
-        # Dynamo would have had to know while it traced, and both caches of compiled graphs would be off.
+        # Freezing must be on while Dynamo traces, and turns off both caches of compiled graphs.
         raise ValueError(
             "options: inductor: freezing is not supported; remove it, weights are packed without it"
         )

@@ -1,4 +1,4 @@
-"""What became of each graph that was compiled in this process."""
+"""Reports of the graphs that were compiled in this process."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _logger = logging.getLogger("hf_cpu_accel.compiler")
 @dataclass
 class GraphReport:
     """Attributes:
-    nodes: of Dynamo's graph.
-    rewrites: {pass: how often it matched}.
-    ours: {op of ours: calls} in the graph that was compiled.
-    rest: {other op: calls}, which Inductor generates code for.
-    left: why the graph is Inductor's alone, or runs without it; None if it was rewritten and compiled.
-    cpu_seconds: of this process and its threads, for compiling.
+    nodes: the number of nodes of Dynamo's graph.
+    rewrites: {pass: number of matches}.
+    ours: {op of this package: calls} in the compiled graph.
+    rest: {other op: calls}, for which Inductor generates code.
+    left: why Inductor compiles the graph alone, or the graph runs uncompiled; None if it was rewritten and compiled.
+    cpu_seconds: the CPU time of compiling in this process and its threads.
     """
 
     nodes: int
@@ -45,11 +45,11 @@ def add(report: GraphReport) -> None:
 
 
 def graphs() -> list[GraphReport]:
-    """Of the last 256 graphs, the oldest first."""
+    """Return the reports of the last 256 graphs, the oldest first."""
     return list(_graphs)
 
 
 @cache
 def say(message: str) -> None:
-    """A line in the log, once per process: every graph would repeat it."""
+    """Log a warning once per process, since every graph would repeat it."""
     _logger.warning("hf_cpu_accel: %s", message)

@@ -1,4 +1,4 @@
-"""What passes are given: the graph, what its nodes hold, and ways to change it."""
+"""`Rewriter`: the interface of passes to read and change a graph."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ _ARITHMETIC = (
 
 
 class Rewriter:
-    """A captured graph under rewrite.
+    """A captured graph that passes rewrite.
 
     Attributes:
         graph: the graph. Every node has its fake tensor (or symbolic number) in `meta["val"]`.
-        dtype: of packed weights, one of `packing.DTYPES`, or None for that of each weight.
+        dtype: the dtype of packed weights, one of `packing.DTYPES`, or None for the dtype of each weight.
     """
 
     def __init__(self, captured: Captured, dtype: str | None = None) -> None:
@@ -45,27 +45,27 @@ class Rewriter:
         self._positions = {node: position for position, node in enumerate(self._inputs)}
         self._parameters = captured.parameters
         self._scalars = captured.scalars
-        # What was derived: {(recipe, sources): inputs that stand for what it makes}, and the other way round.
+        # {(recipe, sources): inputs for its tensors}, and the inverse.
         self._derived: dict[tuple[Recipe, tuple[Node, ...]], list[Node]] = {}
         self._origins: dict[Node, tuple[Recipe, tuple[Node, ...], int]] = {}
         self._writers = [node for node in self.graph.nodes if any(_writes(node))]
 
-    # What is there.
+    # Reading.
 
     def calls(self, *targets: Target) -> Iterator[Node]:
-        """The nodes that call one of `targets`, in order; the graph may change meanwhile."""
+        """Yield the nodes that call one of `targets`, in order; the graph may change during the iteration."""
         for node in list(self.graph.nodes):
             if node.op == "call_function" and node.target in targets and not node._erased:
                 yield node
 
     def is_constant(self, value: object) -> TypeGuard[Node]:
-        """An input that stays the same from call to call: a parameter, a buffer of a module, or what was derived from such."""
+        """Return whether `value` is an input that is the same in every call: a parameter, a buffer, or derived from those."""
         return isinstance(value, Node) and (
             self._positions.get(value) in self._parameters or value in self._origins
         )
 
     def number(self, value: object) -> float | None:
-        """The number that an argument stands for, if it is one; floats that Dynamo passes as inputs are guarded by this."""
+        """Return the value of an argument that is a number, else None. Guards floats that Dynamo passes as inputs."""
         if isinstance(value, int | float) and not isinstance(value, bool):
             return float(value)
         if not isinstance(value, Node) or value.op != "call_function":
@@ -80,29 +80,29 @@ class Rewriter:
         return None if None in numbers else float(compute(*numbers))
 
     def is_written(self, *nodes: Node) -> bool:
-        """Whether an op of the graph writes in place to the memory of one of them: then its value depends on when it is read."""
+        """Return whether an op of the graph writes in place to the memory of one of the nodes."""
         return any(self._writers_of(node) for node in nodes)
 
     def is_written_before(self, end: Node, *nodes: Node) -> bool:
-        """Whether an op between one of them and `end` writes in place to its memory: then `end` would read something else."""
+        """Return whether an op between one of the nodes and `end` writes in place to its memory."""
         return any(op in self._writers_of(node) for node in nodes for op in _between(node, end))
 
     def times_written(self, node: Node) -> int:
-        """How many ops of the graph write in place to its memory."""
+        """Return how many ops of the graph write in place to the memory of `node`."""
         return sum(len([s for s in _writes(op) if s == _storage(node)]) for op in self._writers_of(node))
 
     def _writers_of(self, node: Node) -> list[Node]:
         storage = _storage(node)
         return [op for op in self._writers if not op._erased and storage in _writes(op)]
 
-    # What is changed.
+    # Writing.
 
     def call(self, before: Node, target: Target, /, *args: Any, **named: Any) -> Node:
-        """A new node in front of `before`, its fake tensor computed.
+        """Insert a call of `target` before the node `before`, and compute its fake tensor.
 
         Args:
             args: arguments by position.
-            named: those after them by their names in the op's schema, put into its order by `ops.registry.positional`.
+            named: the arguments after them by name in the op's schema; `ops.registry.positional` converts them.
         """
         if named:
             args = (*args, *positional(target, named, len(args)))
@@ -113,18 +113,18 @@ class Rewriter:
         return node
 
     def changed(self, before: Node, node: Node, /, **named: Any) -> Node:
-        """The call of `node` once more in front of `before`, with other values for those arguments."""
+        """Insert a copy of the call `node` before `before`, with other values for the named arguments."""
         target: Any = node.target
         names = [argument.name for argument in target._schema.arguments]
         return self.call(before, target, **dict(zip(names, node.args, strict=False)) | node.kwargs | named)
 
     def replace(self, old: Node, new: Node) -> None:
-        """Let the users of `old` use `new`. What `old` alone was made of goes with it at the end of the pass."""
+        """Replace `old` by `new` in all its users. Nodes that only `old` used are removed at the end of the pass."""
         old.replace_all_uses_with(new)
         self.graph.erase_node(old)
 
     def derived(self, recipe: Recipe, sources: Sequence[Node]) -> list[Node]:
-        """New inputs of the graph: what `recipe` makes of the constants `sources`, ahead of the calls."""
+        """Return new inputs of the graph for the tensors that `recipe` computes from the constants `sources` before the calls."""
         key = (recipe, tuple(sources))
         if key not in self._derived:
             last = next(reversed(self.graph.find_nodes(op="placeholder")))
@@ -140,7 +140,7 @@ class Rewriter:
         return self._derived[key]
 
     def refresh(self) -> None:
-        """Compute all fake tensors anew, after a pass that changed the layout of values which others read."""
+        """Recompute all fake tensors, after a pass that changed the layout of values."""
         with torch_private.tracing(self._mode):
             for node in self.graph.nodes:
                 if node.op == "call_function" and isinstance(node.meta["val"], Tensor | tuple | list):
@@ -148,19 +148,19 @@ class Rewriter:
                     node.meta["val"] = node.target(*args, **kwargs)
 
     def clean(self) -> None:
-        """Drop what nothing uses any more; inputs stay."""
+        """Remove unused nodes, except inputs."""
         self.graph.eliminate_dead_code()
 
     def sources_of(self, derived: Node) -> tuple[Recipe, tuple[Node, ...]] | None:
-        """From what `derived` made that input; None for any other node."""
-        found = self._origins.get(derived)
-        return None if found is None else found[:2]
+        """Return the recipe and sources of a derived input; None for any other node."""
+        origin = self._origins.get(derived)
+        return None if origin is None else origin[:2]
 
     def finish(self) -> tuple[list[int], list[Request]]:
-        """Drop the inputs that nothing uses.
+        """Remove unused inputs.
 
         Returns:
-            The positions of Dynamo's inputs that stay, and the requests behind the inputs that follow them.
+            The positions of the remaining inputs of Dynamo, and the requests of the derived inputs after them.
         """
         self.clean()
         kept = [position for position, node in enumerate(self._inputs) if node.users]
@@ -179,7 +179,7 @@ class Rewriter:
         return kept, requests
 
     def _from_inputs(self, recipe: Recipe, sources: Sequence[Node]) -> tuple[Recipe, tuple[int, ...]]:
-        """The recipe for positions of Dynamo's inputs, if some of its sources are themselves derived."""
+        """Return the recipe in terms of positions of Dynamo's inputs, composed if some sources are derived themselves."""
         inner: list[tuple[Recipe, int] | None] = []
         positions: list[int] = []
         for source in sources:
@@ -187,26 +187,26 @@ class Rewriter:
                 inner.append(None)
                 positions.append(self._positions[source])
                 continue
-            made, made_of, place = self._origins[source]
-            made, places = self._from_inputs(made, made_of)
-            inner.append((Part(made, (place,)), len(places)))
-            positions += places
+            inner_recipe, inner_sources, place = self._origins[source]
+            inner_recipe, inner_positions = self._from_inputs(inner_recipe, inner_sources)
+            inner.append((Part(inner_recipe, (place,)), len(inner_positions)))
+            positions += inner_positions
         return recipe if not any(inner) else Composed(recipe, tuple(inner)), tuple(positions)
 
 
 def value_of(node: Node) -> Any:
-    """The fake tensor or symbolic number that a node stands for."""
+    """Return the fake tensor or symbolic number of a node."""
     return node.meta["val"]
 
 
 def _storage(node: Node) -> int | None:
-    """The memory that its value lies in."""
+    """Return the storage of the node's value, or None."""
     value = node.meta.get("val")
     return torch_private.storage_of(value) if isinstance(value, Tensor) else None
 
 
 def _writes(node: Node) -> Iterator[int | None]:
-    """The memory that `node` writes to in place."""
+    """Yield the storages that `node` writes to in place."""
     schema = getattr(node.target, "_schema", None)
     if schema is None or not schema.is_mutable:
         return

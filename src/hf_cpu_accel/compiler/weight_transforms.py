@@ -1,8 +1,7 @@
-"""Tensors that are made from parameters ahead of the calls of a graph: packed weights and joined biases.
+"""Tensors that are computed from parameters before the calls of a graph: packed weights, joined biases and folded constants.
 
-A pass asks for one while it rewrites (`Rewriter.derived`) and gets inputs of the graph in return; `bind.py` makes the tensors on
-the first call, and again when a parameter has changed. So compiled graphs hold no weights: they are cached, and reused by models
-with other weights.
+A pass requests them (`Rewriter.derived`) and gets inputs of the graph. `bind.py` computes the tensors at the first call, and again
+when a parameter has changed. So compiled graphs contain no weights, and caches of them work for models with other weights.
 """
 
 from __future__ import annotations
@@ -28,22 +27,23 @@ Shapes = list[tuple[tuple[int, ...], torch.dtype]]
 
 @runtime_checkable
 class Recipe(Protocol):
-    """How to make tensors from parameters. Hashable: equal recipes for the same parameters are made once."""
+    """A function from parameters to tensors. Hashable: equal recipes of the same parameters are computed once."""
 
     def shapes(self, *sources: Tensor) -> Shapes:
-        """Of what `make` gives, from the shapes of the sources."""
+        """Return the shapes and dtypes of the results of `make`, from the shapes of the sources."""
 
-    def make(self, *sources: Tensor) -> list[Tensor]: ...
+    def make(self, *sources: Tensor) -> list[Tensor]:
+        """Compute the tensors."""
 
 
 @dataclass(frozen=True)
 class PackedLinears:
-    """The weights of one linear layer, or of several whose outputs stand side by side, as `packing.pack_linear` gives them: data,
-    and scale for integers.
+    """The packed weights of one linear layer, or of several with concatenated outputs (`packing.pack_linear`): data, and scale for
+    integers.
 
     Attributes:
         dtype: one of `packing.DTYPES`.
-        transposed: the sources are [K, N], not [N, K].
+        transposed: whether the sources are [K, N] instead of [N, K].
     """
 
     dtype: str
@@ -61,10 +61,10 @@ class PackedLinears:
 
 @dataclass(frozen=True)
 class JoinedBiases:
-    """The biases of several linear layers side by side in float32.
+    """The concatenated biases of several linear layers in float32.
 
     Attributes:
-        sizes: of each layer: its features, and whether it has a bias; zeros stand for those that are missing.
+        sizes: (features, whether it has a bias) of each layer; missing biases are zeros.
     """
 
     sizes: tuple[tuple[int, bool], ...]
@@ -73,16 +73,16 @@ class JoinedBiases:
         return [((sum(features for features, _ in self.sizes),), torch.float32)]
 
     def make(self, *sources: Tensor) -> list[Tensor]:
-        given = iter(sources)
-        return [torch.cat([next(given).float() if has else torch.zeros(n) for n, has in self.sizes])]
+        biases = iter(sources)
+        return [torch.cat([next(biases).float() if has else torch.zeros(n) for n, has in self.sizes])]
 
 
 @dataclass(frozen=True)
 class PackedConvolution:
-    """The weight of a convolution of images, or of sequences as images of one row, as `packing.convolution.pack_conv2d` gives it.
+    """The packed weight of a convolution (`packing.convolution.pack_conv2d`) of images, or of sequences as images of one row.
 
     Attributes:
-        dtype, tiled: see there.
+        dtype, tiled: arguments of `pack_conv2d`.
     """
 
     dtype: str
@@ -99,17 +99,17 @@ class PackedConvolution:
 
 @dataclass(frozen=True)
 class Value:
-    """What stands for a tensor among the arguments of a step: source `number`, or, counted on from those, what a step made."""
+    """A reference to a tensor in the arguments of a step: a source, or (counting on from the sources) the result of a step."""
 
     number: int
 
 
 @dataclass(frozen=True)
 class Computed:
-    """What a few ops make of the sources.
+    """The result of a few ops on the sources.
 
     Attributes:
-        steps: (name of the op, its arguments, those given by name), in order; the last one makes the result.
+        steps: (name of the op, its arguments, its keyword arguments), in order; the last one computes the result.
         shape, dtype: of the result.
     """
 
@@ -123,43 +123,45 @@ class Computed:
     def make(self, *sources: Tensor) -> list[Tensor]:
         values = list(sources)
 
-        def given(argument: Any) -> Any:
+        def resolve(argument: Any) -> Any:
             if isinstance(argument, Value):
                 return values[argument.number]
-            return [given(part) for part in argument] if isinstance(argument, tuple) else argument
+            return [resolve(part) for part in argument] if isinstance(argument, tuple) else argument
 
         for name, args, kwargs in self.steps:
             op = attrgetter(name)(torch.ops)
-            values.append(op(*map(given, args), **{key: given(value) for key, value in kwargs}))
+            values.append(op(*map(resolve, args), **{key: resolve(value) for key, value in kwargs}))
         return [values[-1].contiguous()]
 
 
 @dataclass(frozen=True)
 class Part:
-    """Some of what a recipe makes.
+    """Some of the tensors of a recipe.
 
     Attributes:
-        places: which of its tensors.
+        places: the indices of the tensors.
     """
 
     recipe: Recipe
     places: tuple[int, ...]
 
     def shapes(self, *sources: Tensor) -> Shapes:
-        made = self.recipe.shapes(*sources)
-        return [made[place] for place in self.places]
+        shapes = self.recipe.shapes(*sources)
+        return [shapes[place] for place in self.places]
 
     def make(self, *sources: Tensor) -> list[Tensor]:
-        made = self.recipe.make(*sources)
-        return [made[place] for place in self.places]
+        tensors = self.recipe.make(*sources)
+        return [tensors[place] for place in self.places]
 
 
 @dataclass(frozen=True)
 class Composed:
-    """A recipe some of whose sources are made by others; those are forgotten once it is done.
+    """A recipe with sources that other recipes compute; these are freed afterwards.
 
     Attributes:
-        inner: for each source of `outer` None, if it is a source of the whole, or what makes it, one tensor, and of how many.
+        outer: the recipe.
+        inner: for each source of `outer`, None for the next source of the composition, or (a recipe of one tensor, the number of
+            its sources).
     """
 
     outer: Recipe
@@ -176,19 +178,20 @@ class Composed:
         return self.outer.make(*self._sources(sources, lambda recipe, *of: recipe.make(*of)[0]))
 
     def _sources(self, sources: Sequence[Tensor], make: Callable[..., Tensor]) -> Iterator[Tensor]:
-        left = iter(sources)
-        for made in self.inner:
-            yield next(left) if made is None else make(made[0], *islice(left, made[1]))
+        remaining = iter(sources)
+        for step in self.inner:
+            yield next(remaining) if step is None else make(step[0], *islice(remaining, step[1]))
 
 
 @dataclass(frozen=True)
 class FoldedNorm:
-    """Weight and bias of a convolution with the batch norm behind it in them (Ioffe & Szegedy 2015, arXiv:1502.03167). The sources
-    are its weight, the norm's mean and variance, and what is given of its bias and the norm's weight and bias.
+    """The weight and bias of a convolution with the batch norm after it folded in (Ioffe & Szegedy 2015, arXiv:1502.03167).
+
+    The sources are the weight, the norm's mean and variance, then those that exist of the bias and the norm's weight and bias.
 
     Attributes:
         eps: added to the variance.
-        given: which of those three there are.
+        given: whether the bias, the norm's weight and the norm's bias exist.
     """
 
     eps: float
@@ -200,23 +203,23 @@ class FoldedNorm:
         return [(shape, weight.dtype), (shape[:1], weight.dtype)]
 
     def make(self, *sources: Tensor) -> list[Tensor]:
-        weight, mean, variance, *others = (source.float() for source in sources)
-        parts = iter(others)
-        bias, scale, shift = (next(parts) if given else None for given in self.given)
+        weight, mean, variance, *optional = (source.float() for source in sources)
+        parts = iter(optional)
+        bias, scale, shift = (next(parts) if exists else None for exists in self.given)
         factor = torch.rsqrt(variance + self.eps) * (1.0 if scale is None else scale)
-        moved = ((0.0 if bias is None else bias) - mean) * factor + (0.0 if shift is None else shift)
-        folded = weight * factor.reshape(-1, *[1] * (weight.dim() - 1))
-        return [folded.to(sources[0].dtype), moved.to(sources[0].dtype)]
+        folded_bias = ((0.0 if bias is None else bias) - mean) * factor + (0.0 if shift is None else shift)
+        folded_weight = weight * factor.reshape(-1, *[1] * (weight.dim() - 1))
+        return [folded_weight.to(sources[0].dtype), folded_bias.to(sources[0].dtype)]
 
 
 class Fingerprint:
     """Recognizes tensors that were not written to.
 
-    Versions count the writes of torch's ops. Writes through `.data` or numpy have no version, so values are compared, too: all of a
-    small tensor, and some of a large one, all over it. So writes to whole tensors are noticed. A write through `.data` to a few
-    rows of a large one may not be: comparing all of it would take as long as computing with it.
+    Versions count the writes of torch's ops. Writes through `.data` or numpy have no version, so values are compared too: all
+    values of a small tensor, and a sample of a large one. This notices writes to whole tensors. It may miss a write through `.data`
+    to a few rows of a large tensor: comparing all of it would take as long as computing with it.
 
-    The tensors are not stored as they are: only their ids, addresses and views of their memory.
+    It stores versions, addresses and views of the memory, not the tensors.
     """
 
     __slots__ = ("_pointers", "_values", "_versions")
@@ -239,10 +242,10 @@ class Fingerprint:
 
 
 class Derived:
-    """What a recipe made, and from what.
+    """The tensors of a recipe, and the fingerprint of their sources.
 
     Attributes:
-        sources: the fingerprint of what it was made from.
+        sources: the fingerprint of the sources.
         tensors: the result.
     """
 
@@ -266,19 +269,20 @@ def _versions(tensors: Sequence[Tensor]) -> list[int]:
 
 
 _version = attrgetter("_version")
-# Elements up to which a tensor is compared as a whole, in a microsecond, and how many of a larger one. A sample is a cache miss.
+# Tensors up to this size are compared completely, in a microsecond, and a sample of this size of larger ones. Each sample is a
+# cache miss.
 _MOST_COMPARED, _SAMPLED = 1 << 14, 128
 
 _lock = RLock()
-# first source -> {(recipe, ids of the other sources): what was made}. Held weakly on both sides: by parameter and by user.
+# first source -> {(recipe, ids of the other sources): Derived}. Weak on both sides: neither parameters nor results are kept alive.
 _known: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
 def derive(recipe: Recipe, sources: Sequence[Tensor]) -> Derived:
-    """What `recipe` makes of `sources`, shared by all graphs that use it and made anew if a source has changed."""
+    """Return the tensors of `recipe` for `sources`, shared by all graphs, and computed again if a source has changed."""
     with _lock:
         of_first = _known.setdefault(sources[0], weakref.WeakValueDictionary())
-        # The id of a source cannot be another's while what was made from it is in use: its users hold the sources.
+        # The id of a source cannot be reused while its result is in use, because the users of the result hold the sources.
         key = (recipe, *(id(source) for source in sources[1:]))
         derived: Derived | None = of_first.get(key)
         if derived is None or not derived.sources.matches(sources):

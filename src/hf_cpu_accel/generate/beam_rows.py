@@ -9,9 +9,8 @@ from torch import Tensor
 class BeamRows:
     """The row of the storage that holds position t of sequence b: `rows[b, t]`.
 
-    New tokens of sequence b are written to row b, so all positions from the length on are b. A decode step changes nothing
-    here, only
-    reordering the beams does. Layers whose storage holds the same positions share one object.
+    New tokens of sequence b are written to row b, so all positions from the length on are b. A decode step changes nothing here,
+    only reordering the beams does. Layers whose storage holds the same positions share one object.
     """
 
     def __init__(self, batch: int, capacity: int) -> None:

@@ -1,10 +1,8 @@
 """The beams of a beam search: their tokens, scores, and which of them are finished.
 
 The arithmetic equals that of transformers' `GenerationMixin._beam_search`, step for step and in float32, so that ties and
-roundings
-agree. It runs in NumPy, whose operations on a few dozen numbers take a fraction of torch's time. Only the choice of the best
-runs in
-torch, for the order of equal scores.
+roundings agree. It runs in NumPy, whose operations on a few dozen numbers take a fraction of torch's time. Only the choice of
+the best runs in torch, for the order of equal scores.
 """
 
 from __future__ import annotations

@@ -20,8 +20,7 @@ class CPUCrossCacheLayer(CPUCacheLayer):
     Attributes:
         key_storage, value_storage: [encoder_sequences, kv_heads, length, features].
         encoder_sequences: int32 [batch], the row of the storage that each sequence reads, or None if sequence b reads row b.
-            Layers with
-            equal rows share one tensor.
+            Layers with equal rows share one tensor.
     """
 
     encoder_sequences: Tensor | None = None

@@ -19,19 +19,16 @@ _BUCKET = 64  # tokens
 class CPUCacheLayer(CacheLayerMixin):
     """Keys and values of a layer that attends to all tokens.
 
-    `DynamicLayer` of transformers concatenates: every token copies all earlier ones. Here a token is written after the
-    others, and the
-    storage is copied only when it grows, each time by half at least.
+    `DynamicLayer` of transformers concatenates: every token copies all earlier ones. Here a token is written after the others,
+    and the storage is copied only when it grows, each time by half at least.
 
-    A fused layer writes the storage itself: it calls `reserve(...)`, reads `past = layer.length`, runs its op, which writes
-    the positions
-    `past` to `past + q_len`, and calls `advance(q_len)`. Any other layer calls `update`.
+    A fused layer writes the storage itself: it calls `reserve(...)`, reads `past = layer.length`, runs its op, which writes the
+    positions `past` to `past + q_len`, and calls `advance(q_len)`. Any other layer calls `update`.
 
     Attributes:
         storage_dtype: float32, bfloat16 or int8, or None for the dtype of the keys.
-        key_storage, value_storage: [batch, kv_heads, capacity, features], with four more columns in int8 (ops/kv_cache.py),
-            or None
-            before the first token. Values from `length` on are undefined. The tensors stay the same until `reserve` has to
+        key_storage, value_storage: [batch, kv_heads, capacity, features], with four more columns in int8 (ops/kv_cache.py), or
+            None before the first token. Values from `length` on are undefined. The tensors stay the same until `reserve` has to
             grow them.
         dtype: of the keys and values that were passed, None before the first token.
         length: tokens in the storage.

@@ -10,9 +10,8 @@ from hf_cpu_accel.generate.cache_layer import CPUCacheLayer, bucket
 class CPUSlidingCacheLayer(CPUCacheLayer):
     """Keys and values of a layer that attends to the last `sliding_window` tokens, including the current one.
 
-    The storage holds about two windows. When it is full, the last window moves to its front: one copy of a window per window
-    of tokens
-    instead of one per token.
+    The storage holds about two windows. When it is full, the last window moves to its front: one copy of a window per window of
+    tokens instead of one per token.
     """
 
     is_sliding = True

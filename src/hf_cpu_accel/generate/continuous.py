@@ -1,11 +1,9 @@
 """Continuous batching of an accelerated model: the scheduler and paged cache of transformers, with attention of this package
 over its pages.
 
-transformers starts a session only for attention implementations that it knows, and checks once, when the manager of the
-session is
-created, so the model reports `sdpa` then. The name that it reports later decides whether transformers creates a mask of all
-tokens by
-all keys for each step: under the name of this package it creates none.
+transformers starts a session only for attention implementations that it knows, and checks once, when the manager of the session
+is created, so the model reports `sdpa` then. The name that it reports later decides whether transformers creates a mask of all
+tokens by all keys for each step: under the name of this package it creates none.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """The decode loop: greedy search and sampling with little work between two calls of the model.
 
 It does the same as transformers' `GenerationMixin._sample`, in the same order and with the same random numbers, without the
-cases that
-`coverage.py` excludes: it concatenates nothing that grows with the tokens, and if the model prepares its inputs in the usual
-way, they
-are prepared once.
+cases that `coverage.py` excludes: it concatenates nothing that grows with the tokens, and if the model prepares its inputs in
+the usual way, they are prepared once.
 """
 
 from __future__ import annotations

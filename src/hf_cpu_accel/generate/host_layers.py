@@ -1,8 +1,7 @@
 """Cache layers of transformers as storage that a fused layer writes: those that `model(**inputs)` creates or gets.
 
-A fused layer writes where transformers expects keys and values, so that code of transformers can continue from it and the
-other way
-around.
+A fused layer writes where transformers expects keys and values, so that code of transformers can continue from it and the other
+way around.
 """
 
 from __future__ import annotations
@@ -135,9 +134,8 @@ _rooms: WeakKeyDictionary[CacheLayerMixin, _Room] = WeakKeyDictionary()
 class _DynamicStorage:
     """Storage of `DynamicLayer` and `DynamicSlidingWindowLayer`, which copy all tokens for each new one.
 
-    Here they hold views of a storage with free space. If they hold other tensors (cropped, reordered or from other code),
-    those are copied
-    once.
+    Here they hold views of a storage with free space. If they hold other tensors (cropped, reordered or from other code), those
+    are copied once.
     """
 
     key_storage: Tensor | None = None

@@ -69,9 +69,8 @@ def _counts_nothing(cache: Any) -> bool:
 class StepInputs:
     """The inputs of the model for one new token of each sequence, step by step.
 
-    A model that prepares its inputs in the usual way gets the same dictionary each time, with a new token, position and mask.
-    A model that
-    overrides this is asked each time.
+    A model that prepares its inputs in the usual way gets the same dictionary each time, with a new token, position and mask. A
+    model that overrides this is asked each time.
 
     Attributes:
         cache: the cache that the model continues with.

@@ -1,8 +1,7 @@
 """Logits processors of transformers that forbid a few tokens, without passes over the whole vocabulary.
 
-The originals create masks, copies and sorted sets of the size of the vocabulary in every step, which takes as long as a layer
-of a
-small model.
+The originals create masks, copies and sorted sets of the size of the vocabulary in every step, which takes as long as a layer of
+a small model.
 """
 
 from __future__ import annotations

@@ -11,9 +11,8 @@ _BLOCK = 64
 def largest(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Return `torch.topk(scores, count)` of float32 scores [rows, n]: the values and their places, [rows, count].
 
-    torch partially sorts all n. Here only the blocks of 64 whose maximum is among the largest are searched, since no other
-    block can hold
-    one of them. torch decides the order of equal scores.
+    torch partially sorts all n. Here only the blocks of 64 whose maximum is among the largest are searched, since no other block
+    can hold one of them. torch decides the order of equal scores.
     """
     rows, n = scores.shape
     blocks = n // _BLOCK

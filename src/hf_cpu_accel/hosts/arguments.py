@@ -1,4 +1,4 @@
-"""Names by which host libraries call what we replace: of attention implementations, and of arguments of layers."""
+"""Names in host libraries: of attention implementations, and of arguments of layers."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-NATIVE_ATTENTION = "hf_cpu_accel"  # ours, behind transformers' attention interface
-STOCK_ATTENTION = "sdpa"  # the one whose place it takes
+NATIVE_ATTENTION = "hf_cpu_accel"  # of this package, in transformers' attention interface
+STOCK_ATTENTION = "sdpa"  # the implementation that it replaces
 
-# The arguments that take a cache of keys and values: of transformers since 5.24, before that, and of older layers.
+# The names of the argument for a KV cache: of transformers since 5.24, before that, and of older layers.
 CACHES = ("cache", "past_key_values", "layer_past", "past_key_value")
-STATES = "cache_params"  # what recurrent mixers called it before 5.24
+STATES = "cache_params"  # its name in recurrent mixers before 5.24
 
 _OF_METHODS: WeakKeyDictionary[Callable[..., Any], Mapping[str, inspect.Parameter]] = WeakKeyDictionary()
 
 
 def parameters_of(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
-    """The parameters of `function` by name, as `inspect.signature` has them; those of a method are read once for all instances.
+    """Return the parameters of `function` by name, from `inspect.signature`; cached for methods.
 
-    None of what TorchScript has traced, which has no signature.
+    Empty for functions of TorchScript, which have no signature.
     """
     if isinstance(function, torch.ScriptMethod):
         return {}
@@ -36,7 +36,7 @@ def parameters_of(function: Callable[..., Any]) -> Mapping[str, inspect.Paramete
 
 
 def parameter_names(function: Callable[..., Any], *, keyword_only: bool = False) -> tuple[str, ...]:
-    """Of the parameters that are given by position, and of those that are given by name only, where they are asked for."""
+    """Return the names of positional parameters, and with `keyword_only` of keyword-only ones too."""
     parameters = parameters_of(function).values()
     return tuple(
         p.name
@@ -46,9 +46,10 @@ def parameter_names(function: Callable[..., Any], *, keyword_only: bool = False)
 
 
 def of_own_keys(arguments: dict[str, Any], length: int) -> dict[str, Any]:
-    """`arguments` of a call that begins a text, for one without its cache: the masks of static caches have columns for all places.
+    """Return the arguments of a first call for a call without its cache: masks of static caches have columns for all positions.
 
     Args:
+        arguments: of the call.
         length: of the hidden states.
     """
     mask = arguments.get("attention_mask")
@@ -58,32 +59,35 @@ def of_own_keys(arguments: dict[str, Any], length: int) -> dict[str, Any]:
 
 
 def cache_argument(function: Callable[..., Any]) -> str | None:
-    """The name of the argument of `function` that takes a cache of keys and values; None if there is none."""
+    """Return the name of the argument of `function` for a KV cache; None if there is none."""
     names = parameters_of(function)
     return next((name for name in CACHES if name in names), None)
 
 
 def with_our_cache_name(names: Collection[str], named: dict[str, Any]) -> dict[str, Any]:
-    """`named` arguments of a module with the cache by the name that transformers gives it since 5.24; what else is called so is
-    what that module does not look at.
+    """Return the arguments with the cache under its name since transformers 5.24.
+
+    Another argument of that name is dropped, because the module ignores it.
 
     Args:
-        names: of the parameters of its forward.
+        names: of the parameters of the module's forward.
+        named: the arguments by name.
     """
-    own = _cache_name(names)
-    if own == CACHES[0]:
+    cache_name = _cache_name(names)
+    if cache_name == CACHES[0]:
         return named
-    return _renamed({name: value for name, value in named.items() if name != CACHES[0]}, own, CACHES[0])
+    others = {name: value for name, value in named.items() if name != CACHES[0]}
+    return _renamed(others, cache_name, CACHES[0])
 
 
 def with_its_cache_name(names: Collection[str], named: dict[str, Any]) -> dict[str, Any]:
-    """The same the other way round."""
-    own = _cache_name(names)
-    return named if own == CACHES[0] else _renamed(named, CACHES[0], own)
+    """Return the arguments with the cache under its name in the module."""
+    cache_name = _cache_name(names)
+    return named if cache_name == CACHES[0] else _renamed(named, CACHES[0], cache_name)
 
 
 def takes_cache(names: Collection[str]) -> bool:
-    """Whether one of these parameters takes a cache, of keys and values or of states."""
+    """Return whether one of these parameters is a cache, of keys and values or of states."""
     return any(name in names for name in (*CACHES, STATES))
 
 

@@ -12,9 +12,9 @@ from hf_cpu_accel.hosts.root import Root
 
 
 def roots(target: object) -> tuple[Root, ...] | None:
-    """Each model of a pipeline under the name of its component, or the model itself; None if `target` is not of diffusers.
+    """Return the models of a pipeline with the names of their components, or the model itself; None if not of diffusers.
 
-    A pipeline may use one model in two places; it counts once. Schedulers, tokenizers and image processors stay as they are.
+    A model that a pipeline uses twice is returned once. Schedulers, tokenizers and image processors are not changed.
     """
     if isinstance(target, nn.Module) and isinstance(target, model_mixins()):
         return (_root(target),)

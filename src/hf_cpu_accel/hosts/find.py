@@ -1,4 +1,4 @@
-"""From what the user has to the modules to accelerate."""
+"""The models in a target of `accelerate_for_cpu`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hf_cpu_accel.hosts.root import Root
 
 __all__ = ["ACCEPTED", "Root", "find"]
 
-_OPTIMUM = "hf_cpu_accel.frontends.optimum"  # ours, and imported only if its classes are asked for
+_OPTIMUM = "hf_cpu_accel.frontends.optimum"  # imported only if its classes are used
 # Encoders of sentence-transformers hold models of transformers, so these come after them.
 _HOSTS: tuple[Callable[[object], tuple[Root, ...] | None], ...] = (
     sentence_transformers.roots,
@@ -31,7 +31,7 @@ def find(target: object) -> tuple[Root, ...]:
     """Return the models in `target`; no host library is imported.
 
     Raises:
-        TypeError: `target` is nothing that can be accelerated.
+        TypeError: `target` cannot be accelerated.
     """
     if isinstance(target, torch.jit.ScriptModule):
         raise TypeError(

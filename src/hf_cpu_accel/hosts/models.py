@@ -1,4 +1,4 @@
-"""Which modules are models of a host library: they are called on their own, too, wherever they hang."""
+"""Modules that are models of a host library, which are also called directly when they are inside other modules."""
 
 from __future__ import annotations
 

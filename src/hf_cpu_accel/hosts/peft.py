@@ -1,20 +1,21 @@
-"""Layers that adapters of peft lie around, where something happens to them without a call of the model."""
+"""Layers inside peft adapters that code changes without a call of the model."""
 
 from __future__ import annotations
 
 from torch import nn
 
 _WRAPPED = "base_layer"
-_CHANGED = "the pipeline changes its adapter without a call of the model"
-_TAKEN_OUT = "the adapter in its weight is switched off, and takes itself out in the next call"
+_CHANGED = "the pipeline changes its adapter directly"
+_UNMERGES = "its merged adapter is disabled, and the next call unmerges it"
 
 
 def kept_for_adapters(root: nn.Module, name: str) -> dict[int, str]:
-    """Why modules of `root` stay plain, by their ids.
+    """Return {id of a module: why it is not replaced} for modules of `root`.
 
     Args:
-        name: what the target calls `root`, if it has several models. Pipelines of diffusers ask those of them that have a
-            `fuse_lora`, and go to the adapters in the others themselves.
+        root: the model.
+        name: the name of `root` in a target with several models. Pipelines of diffusers call `fuse_lora` of models that have it,
+            and change the adapters of the others directly.
     """
     changed_from_outside = bool(name) and not hasattr(root, "fuse_lora")
     kept: dict[int, str] = {}
@@ -24,5 +25,5 @@ def kept_for_adapters(root: nn.Module, name: str) -> dict[int, str]:
         if changed_from_outside:
             kept.update((id(module), _CHANGED) for module in adapter.modules())
         elif getattr(adapter, "merged", False) and getattr(adapter, "disable_adapters", False):
-            kept.update((id(module), _TAKEN_OUT) for module in wrapped.modules())
+            kept.update((id(module), _UNMERGES) for module in wrapped.modules())
     return kept

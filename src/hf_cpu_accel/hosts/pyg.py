@@ -9,9 +9,9 @@ from hf_cpu_accel.hosts.root import Root
 
 
 def roots(target: object) -> tuple[Root, ...] | None:
-    """The module; None if it has no message passing in it.
+    """Return the module; None if it has no message passing layer.
 
-    No module decides about a mode: message passing is accelerated for training, too.
+    It has no deciding modules, because message passing is accelerated for training too.
     """
     layers = message_passing()
     if (

@@ -1,4 +1,4 @@
-"""A model to accelerate, and where it comes from."""
+"""A model to accelerate, and its host library."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ class Root:
 
     Attributes:
         module: the model.
-        host: the library that it comes from, `"transformers"`, `"diffusers"`, `"sentence_transformers"`, `"pyg"` or `"torch"`.
-        deciding: the modules whose `training` flags tell whether the model is in training mode.
-        name: what the target calls it, if it has several models (`"unet"`); the paths of its modules begin with that.
-        adds_in_training: whether the host leaves what it puts into a model (adapters, processors) in training mode.
+        host: the library of the model, `"transformers"`, `"diffusers"`, `"sentence_transformers"`, `"pyg"` or `"torch"`.
+        deciding: the modules whose `training` flags decide whether the model is in training mode.
+        name: its name in a target with several models (`"unet"`), the prefix of the paths of its modules.
+        adds_in_training: whether the host adds modules (adapters, processors) in training mode.
     """
 
     module: nn.Module
@@ -27,5 +27,5 @@ class Root:
 
     @property
     def trains(self) -> bool:
-        """Whether the model is to be trained while it is accelerated: then nothing is packed or frozen."""
+        """Whether the accelerated model is in training mode, so that nothing is packed or frozen."""
         return not self.deciding and self.module.training

@@ -1,4 +1,4 @@
-"""`SentenceTransformer`, `CrossEncoder` and `SparseEncoder`: models of transformers with pooling and more around them."""
+"""`SentenceTransformer`, `CrossEncoder` and `SparseEncoder`: models of transformers with pooling and other modules."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _ENCODERS = ("SentenceTransformer", "CrossEncoder", "SparseEncoder", "MultiVecto
 
 
 def roots(target: object) -> tuple[Root, ...] | None:
-    """The models of transformers in it, and the modules besides that have weights; None if `target` is no encoder.
+    """Return the models of transformers in `target`, and its other modules with weights; None if `target` is not an encoder.
 
-    Each is a root of its own, so that a model inside is saved and loaded as anywhere else. An encoder puts itself in eval mode
-    only when it encodes, so the flags of its models decide for the others, too.
+    Each is a separate root, so that an inner model is saved and loaded like any other. An encoder switches to eval mode only when
+    it encodes, so the flags of its models decide for the other modules too.
     """
     if not isinstance(target, loaded("sentence_transformers", *_ENCODERS)) or not isinstance(
         target, nn.Module
@@ -31,7 +31,7 @@ def roots(target: object) -> tuple[Root, ...] | None:
 
 
 def _parts(parent: nn.Module, path: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """(path, module) of each model below `parent`, and of what has weights beside them."""
+    """Yield (path, module) of each model below `parent`, and of other modules with weights."""
     for name, child in parent.named_children():
         below = f"{path}.{name}" if path else name
         inside = any(is_transformers_model(part) for part in child.modules())
@@ -42,5 +42,5 @@ def _parts(parent: nn.Module, path: str = "") -> Iterator[tuple[str, nn.Module]]
 
 
 def _root(module: nn.Module, name: str, deciding: tuple[nn.Module, ...]) -> Root:
-    own = (module,) if is_transformers_model(module) else deciding
-    return Root(module, "sentence_transformers", own, name)
+    deciding = (module,) if is_transformers_model(module) else deciding
+    return Root(module, "sentence_transformers", deciding, name)

@@ -1,7 +1,7 @@
-"""How transformers divides a model among processes: which linears hold a part, and how the parts are joined.
+"""Tensor parallelism of transformers: the linears that are divided among processes, and how their outputs are joined.
 
-`from_pretrained(..., distributed_config=DistributedConfig(tp_size=2))` makes a `DTensor` of each weight that its plan names, and
-sets a forward on the module which hands the local part to the linear and joins what comes out.
+`from_pretrained(..., distributed_config=DistributedConfig(tp_size=2))` converts each weight in its plan to a `DTensor`, and sets a
+forward on the module that calls the linear with the local part and joins the outputs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 Joint = Literal["none", "sum", "concatenate"]
 
-# Of transformers' styles those whose modules take inputs that are whole, or split as the one before leaves them.
+# The styles of transformers whose inputs are full, or split like the outputs of the linear before.
 _JOINTS: dict[str, Joint] = {
     "colwise": "none",
     "rowwise": "sum",
@@ -31,11 +31,12 @@ _JOINTS: dict[str, Joint] = {
 
 @dataclass(frozen=True)
 class Share:
-    """What a process has of a linear.
+    """The part of a linear in this process.
 
     Attributes:
-        joint: what makes the whole output of those of all processes; "none" where it stays divided among them.
-        group: the processes; `size` of them.
+        joint: how the outputs of all processes are joined; "none" if they stay divided.
+        group: the processes.
+        size: the number of processes.
     """
 
     joint: Joint
@@ -45,7 +46,7 @@ class Share:
 
 @dataclass(frozen=True)
 class Division:
-    """How a parameter is divided, without its values."""
+    """The division of a parameter, without its values."""
 
     mesh: DeviceMesh
     placements: tuple[Any, ...]
@@ -58,7 +59,7 @@ class Division:
         return cls(divided.device_mesh, divided.placements, divided.shape, divided.stride())
 
     def parameter(self, part: nn.Parameter) -> nn.Parameter:
-        """The parameter of which this process has `part`."""
+        """Return the divided parameter with the local part `part`."""
         from torch.distributed.tensor import DTensor
 
         divided = DTensor.from_local(
@@ -68,25 +69,25 @@ class Division:
 
 
 def is_to_be_divided(config: Any) -> bool:
-    """Whether the config of a model that is being loaded says that several processes will have a part of it each."""
-    said = getattr(config, "distributed_config", None)
-    return any((getattr(said, f"{kind}_size", None) or 1) > 1 for kind in ("tp", "dp", "pp"))
+    """Return whether the config of a model divides it among several processes."""
+    distributed = getattr(config, "distributed_config", None)
+    return any((getattr(distributed, f"{kind}_size", None) or 1) > 1 for kind in ("tp", "dp", "pp"))
 
 
 def is_divided(parameter: Tensor | None) -> bool:
-    """Whether each process has a part of it, or a copy that is known to be one."""
+    """Return whether the parameter is a `DTensor`: divided among processes, or replicated."""
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(parameter, module.DTensor)
 
 
 def part_of(parameter: nn.Parameter) -> nn.Parameter:
-    """What this process has of a parameter that is divided, in the same memory."""
+    """Return the local part of a divided parameter, in the same memory."""
     divided: DTensor = parameter  # type: ignore[assignment]
     return nn.Parameter(divided.to_local().detach(), requires_grad=parameter.requires_grad)
 
 
 def share_of(root: nn.Module, path: str, linear: nn.Module) -> Share | None:
-    """What this process has of the linear at `path`; None if it is not divided, or in a way that stays transformers' own matter."""
+    """Return the share of this process of the linear at `path`; None if it is not divided, or in an unsupported style."""
     if not isinstance(linear, nn.Linear) or not is_divided(weight := linear._parameters.get("weight")):
         return None
     plan: dict[str, str] = getattr(root, "tp_plan", None) or {}

@@ -12,15 +12,15 @@ from hf_cpu_accel.hosts.root import Root
 
 
 def roots(target: object) -> tuple[Root, ...] | None:
-    """The model of a pipeline, or the model itself; None if `target` is not of transformers.
+    """Return the model of a pipeline, or the model itself; None if `target` is not of transformers.
 
     Raises:
-        TypeError: a pipeline without a torch model.
+        TypeError: a pipeline without a PyTorch model.
     """
     if is_pipeline(target):
         pipe: Any = target
         model = pipe.model
-        # Optimum's models are no modules, but hold one.
+        # Optimum's models are not modules, but contain one.
         inner = model if isinstance(model, nn.Module) else getattr(model, "model", None)
         if not isinstance(inner, nn.Module):
             raise TypeError(

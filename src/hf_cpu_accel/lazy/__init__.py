@@ -1,1 +1,1 @@
-"""Tensors whose values are made when they are read, and what is remembered about a tensor."""
+"""Tensors whose values are computed when they are read, and a cache of values derived from tensors."""

@@ -1,4 +1,4 @@
-"""The mask of a decoder as what it says, causality, a window and padding, instead of one truth value per query and key."""
+"""The mask of a decoder as causality, a window and padding, instead of one boolean per query and key."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from hf_cpu_accel.lazy.remember import remember
 
 
 class CausalMask(LazyTensor):
-    """bool [batch, 1, q_len, kv_len], True where to attend; made only where it is read.
+    """bool [batch, 1, q_len, kv_len], True where to attend; computed only if it is read.
 
-    The last query stands at the last key. Positions are those of the sequence: key k of the mask is position `kv_offset` + k.
+    The last query is at the last key. Key k of the mask is at position `kv_offset` + k of the sequence.
 
     Attributes:
-        kv_offset: position of the first key.
-        window: how many keys a query sees, its own among them; None for all.
-        padding: bool [batch, kv_offset + kv_len], True where there is a token, or None if there is one everywhere.
+        kv_offset: the position of the first key.
+        window: the number of keys that a query sees, including its own; None for all.
+        padding: bool [batch, kv_offset + kv_len], True at tokens, or None without padding.
     """
 
     kv_offset: int
@@ -35,7 +35,7 @@ class CausalMask(LazyTensor):
         cls, batch: int, q_len: int, kv_len: int, kv_offset: int, window: int | None, padding: Tensor | None
     ) -> CausalMask:
         mask: CausalMask = cls.like((batch, 1, q_len, kv_len), torch.bool)
-        # A copy: it may be the caller's own, who may write to it before this mask is read.
+        # A copy, because the caller may write to it before this mask is read.
         mask.padding = None if padding is None else padding.clone()
         mask.kv_offset, mask.window = kv_offset, window
         mask._start = False
@@ -43,7 +43,7 @@ class CausalMask(LazyTensor):
 
     @property
     def start(self) -> Tensor | None:
-        """int32 [batch], the position of each sequence's first token; None if not all padding is before it."""
+        """The position of the first token of each sequence, int32 [batch]; None if there is padding after it."""
         if self._start is False:
             self._start = None if self.padding is None else _first_tokens(self.padding)
         assert not isinstance(self._start, bool)
@@ -51,11 +51,11 @@ class CausalMask(LazyTensor):
 
     @property
     def hides_by_window(self) -> bool:
-        """Whether a query of this mask has keys behind it that are out of its window."""
+        """Whether the mask has keys outside of the window of a query."""
         return self.window is not None and self.shape[-1] > self.window
 
     def key_padding(self) -> Tensor | None:
-        """bool [batch, kv_len], True where there is a token."""
+        """Return the padding of the keys, bool [batch, kv_len], True at tokens; None without padding."""
         return None if self.padding is None else self.padding[:, self.kv_offset :]
 
     def _make(self) -> Tensor:
@@ -79,14 +79,15 @@ def causal_mask(
     window: int | None,
     padding: Tensor | None,
 ) -> CausalMask | None:
-    """The mask, or None where nothing is hidden but what is behind the query.
+    """Return the mask, or None if `is_causal` alone describes it.
 
     Args:
-        q_offset, kv_offset: positions of the first query and the first key; the last query must stand at the last key.
-        padding: bool [batch, kv_offset + kv_len] or None.
+        q_offset, kv_offset: the positions of the first query and the first key; the last query must be at the last key.
+        window: the number of keys that a query sees, including its own; None for all.
+        padding: bool [batch, kv_offset + kv_len], True at tokens, or None.
 
     Raises:
-        ValueError: the last query stands elsewhere, or `padding` has another length.
+        ValueError: the last query is not at the last key, or `padding` has another shape.
     """
     if q_offset + q_len != kv_offset + kv_len:
         raise ValueError(
@@ -100,7 +101,9 @@ def causal_mask(
         if padding.all():
             padding = None
     mask = CausalMask.of(batch, q_len, kv_len, kv_offset, window, padding)
-    aligned = q_len == 1 or q_len == kv_len  # as `is_causal` means it, to the first key or to the last
+    aligned = (
+        q_len == 1 or q_len == kv_len
+    )  # `is_causal` then means the same aligned to the first and to the last key
     return None if padding is None and aligned and not mask.hides_by_window else mask
 
 
@@ -112,14 +115,15 @@ def read_mask(
     start: Tensor | None = None,
     hidden: bool = False,
 ) -> CausalMask | None:
-    """A mask with its values, bool or added to the scores, as causality, the window and padding; None if it says anything else.
+    """Read a mask, bool or added to the scores, as causality, the window and padding; None if it is anything else.
 
-    What is read is remembered, for the layers that get the same mask.
+    The result is cached for layers with the same mask.
 
     Args:
-        before: bool [batch, positions], True where there is a token, of the positions before the first key; None if there are none.
-        start: int32 [batch], the positions of the first tokens, if `before` is made of them; else all in `before` are tokens.
-        hidden: whether a mask of truth values is True where *not* to attend.
+        before: bool [batch, positions], True at tokens, for the positions before the first key; None if there are none.
+        start: int32 [batch], the positions of the first tokens, if `before` was computed from them; else all in `before` are
+            tokens.
+        hidden: whether a boolean mask is True where *not* to attend.
     """
     key = "causal mask", window, None if before is None else before.shape, hidden
     return remember(mask, key, lambda: _read(mask, window, before, hidden), also=(start,), by_value=True)
@@ -134,40 +138,40 @@ def _read(mask: Tensor, window: int | None, before: Tensor | None, hidden: bool)
         seen = mask == 0
         if not (seen | (mask <= torch.finfo(mask.dtype).min / 2)).all():
             return None
-    padding = seen.any(dim=2)[:, 0]  # a token is seen by itself at least
+    padding = seen.any(dim=2)[:, 0]  # each token sees at least itself
     unseen = 0 if window is None else kv_len - q_len - window + 1
-    if unseen > 0:  # keys out of all windows say nothing: they may be what the first key in a window is
+    if unseen > 0:  # keys outside of all windows are treated like the first key in a window
         padding[:, :unseen] = padding[:, unseen : unseen + 1]
     queries = padding[:, None, kv_len - q_len :, None]
     if before is not None:
         padding = torch.cat([before, padding], dim=1)
     kv_offset = padding.shape[1] - kv_len
-    made = CausalMask.of(batch, q_len, kv_len, kv_offset, window, None if padding.all() else padding)
-    return made if ((seen == made.tensor) | ~queries).all() else None
+    causal = CausalMask.of(batch, q_len, kv_len, kv_offset, window, None if padding.all() else padding)
+    return causal if ((seen == causal.tensor) | ~queries).all() else None
 
 
 def is_sliding_causal(function: Callable[..., Any], window: int) -> bool:
-    """Whether `function` is transformers' mask function of a causal sliding window: other overlays have a size, too."""
+    """Return whether `function` is transformers' mask function of a causal sliding window of that size."""
     from transformers.masking_utils import sliding_window_causal_mask_function
 
     return same_function(function, sliding_window_causal_mask_function(window))
 
 
 def same_function(one: Callable[..., Any], other: Callable[..., Any]) -> bool:
-    """Whether two functions have the same code and close over the same values."""
+    """Return whether two functions have the same code and close over the same values."""
     return _content(one) == _content(other)
 
 
 @cache
 def plain_causal() -> Callable[..., Any]:
-    """transformers' mask function of causality alone."""
+    """Return transformers' mask function of causality alone."""
     from transformers.masking_utils import causal_mask_function
 
     return causal_mask_function
 
 
 def _content(value: Any) -> Any:
-    """A function as its code and what it closes over: two with the same content compute the same."""
+    """Return a function as its code and the values of its closure: functions with equal content compute the same."""
     if isinstance(value, tuple):
         return tuple(_content(part) for part in value)
     if isinstance(value, CellType):
@@ -180,7 +184,7 @@ def _content(value: Any) -> Any:
 def _first_tokens(padding: Tensor) -> Tensor | None:
     tokens = padding.sum(dim=1)
     start = padding.shape[1] - tokens
-    # The first True is where it is if all that follow are True; a row without any has it nowhere.
+    # The first True is at `start` if all following ones are True; a row without True has no start.
     if not torch.equal(padding.int().argmax(dim=1), start):
         return None
     return start.int()

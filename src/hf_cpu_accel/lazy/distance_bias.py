@@ -1,4 +1,4 @@
-"""What T5's encoder and its like add to attention's scores for the distance of two tokens: a table per head instead of a matrix."""
+"""The relative position bias of encoders such as T5's, as a table per head instead of a matrix."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from torch import Tensor
 
 from hf_cpu_accel.lazy.lazy_tensor import LazyTensor
 
-# Tokens of the text from which a table is read. No model is known whose biases still change beyond 128 tokens.
+# The number of tokens of the bias from which a table is read. No known model has biases that change beyond 128 tokens.
 TOKENS = 192
 _FARTHEST = 150
-# So many tokens on both sides have an entry of their own: the kernel reads entries in a row faster than the last one again.
+# The number of distances on both sides with their own entry: the kernel reads consecutive entries faster than one repeatedly.
 _ROOM = 512
 
 
 class DistanceBias(LazyTensor):
-    """[1, heads, L, L], as a host hands it on from layer to layer.
+    """[1, heads, L, L], as passed from layer to layer.
 
     Attributes:
         table: float32 [heads, 2n + 1] as in `ops.encoder_layer`.
@@ -36,18 +36,18 @@ class DistanceBias(LazyTensor):
 
 
 def table_of(bias: Tensor) -> Tensor | None:
-    """The table of a bias [1, heads, TOKENS, TOKENS], if it is one of distances which stays the same from some distance on."""
+    """Return the table of a bias [1, heads, TOKENS, TOKENS] of distances only that is constant for large ones, or None."""
     if bias.shape[0] != 1 or bias.shape[2:] != (TOKENS, TOKENS):
         return None
     behind, ahead = bias[0, :, -1].float(), bias[0, :, 0].float()  # of the last and the first token
     table = torch.cat([behind, ahead[:, 1:]], dim=1)
     if not torch.equal(DistanceBias.of(table, TOKENS, bias.dtype).tensor, bias):
         return None
-    own = TOKENS - 1
-    if (table[:, : own - _FARTHEST] != table[:, :1]).any() or (
-        table[:, own + _FARTHEST :] != table[:, -1:]
+    middle = TOKENS - 1
+    if (table[:, : middle - _FARTHEST] != table[:, :1]).any() or (
+        table[:, middle + _FARTHEST :] != table[:, -1:]
     ).any():
         return None
-    more = _ROOM - own
+    more = _ROOM - middle
     first, last = (table[:, end, None].expand(-1, more) for end in (0, -1))
     return torch.cat([first, table, last], dim=1).contiguous()

@@ -15,29 +15,31 @@ from torch.utils._pytree import tree_map_only
 
 
 class LazyTensor(Tensor):
-    """Shape and dtype are known and cost nothing; the first op that reads or writes the values has them made by `_make`.
+    """A tensor with a known shape and dtype whose values `_make` computes at the first op that reads or writes them.
 
-    Code between two of our layers, or a user's hook, cannot tell it from a tensor that holds its values. They are made once, also
-    where several threads ask for them at the same time; where making them fails, the next who asks has it tried again.
+    Code between two replaced layers, and hooks of the user, can use it like any tensor. The values are computed once, even if
+    several threads read them at the same time. If `_make` raises, the next read calls it again.
     """
 
     _tensor: Tensor | None
-    _lock: AbstractContextManager[Any]  # held by who makes the values, or joins in what will make them
+    _lock: AbstractContextManager[
+        Any
+    ]  # for computing the values, and for registering with the layer that computes them
     _is_exposed: bool  # there may be a view of the values
 
-    # What torch functions do with it they do through dispatch: no wrapping of results.
+    # torch functions go through dispatch, without wrapping of results.
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @classmethod
     def like(cls, shape: Sequence[int], dtype: torch.dtype, strides: Sequence[int] | None = None) -> Any:
-        """An instance without values, on the CPU; contiguous if no strides are given."""
+        """Create an instance without values, on the CPU; contiguous if `strides` is None."""
         lazy = torch.Tensor._make_wrapper_subclass(cls, shape, strides=strides, dtype=dtype, device=_CPU)
         lazy._tensor, lazy._is_exposed, lazy._lock = None, False, RLock()
         return lazy
 
     @property
     def tensor(self) -> Tensor:
-        """The ordinary tensor, made now if it is not there yet."""
+        """The ordinary tensor, computed if needed."""
         if self._tensor is None:
             with self._lock:
                 if self._tensor is None:
@@ -47,24 +49,24 @@ class LazyTensor(Tensor):
 
     @property
     def is_written(self) -> bool:
-        """Whether the values were written to, so that they are no longer what the attributes say.
+        """Whether the values were written to, so that the attributes no longer describe them.
 
-        Only for subclasses whose `_make` can be called again. Views that are made below autograd share no version with what they
-        are views of, so values that there may be a view of are compared with new ones.
+        Only for subclasses whose `_make` can be called again. Views created below autograd do not share the version of their base,
+        so values that may have a view are compared with newly computed ones.
         """
         return self._is_exposed and not torch.equal(self.tensor, self._make())
 
     def _exposed(self) -> Tensor:
-        """The ordinary tensor, which may be written to."""
+        """Return the ordinary tensor for code that may write to it."""
         self._is_exposed = True
         return self.tensor
 
     @abstractmethod
     def _make(self) -> Tensor:
-        """The values, for the one caller that holds the lock. It may ask for those of tensors that were there before this one."""
+        """Compute the values, under the lock. It may read the values of tensors that are older than this one."""
 
     def _forget(self) -> None:
-        """Release what the values were made of, which are there now."""
+        """Release the inputs of `_make` after the values are computed."""
 
     def __repr__(self, **unused: Any) -> str:  # type: ignore[override]
         return repr(self.tensor)
@@ -109,30 +111,30 @@ class LazyTensor(Tensor):
 def ordinary_arguments(
     func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of an op with the ordinary tensors of lazy ones, which are made now."""
-    made = _EXPOSED if func.is_view or func._schema.is_mutable else _ORDINARY
+    """Return the arguments of an op with ordinary tensors instead of lazy ones, computing them if needed."""
+    unwrap = _EXPOSED if func.is_view or func._schema.is_mutable else _ORDINARY
     if kwargs or any(isinstance(arg, list | tuple) for arg in args):
-        with_made: tuple[tuple[Any, ...], dict[str, Any]] = tree_map_only(LazyTensor, made, (args, kwargs))
-        return with_made
+        unwrapped: tuple[tuple[Any, ...], dict[str, Any]] = tree_map_only(LazyTensor, unwrap, (args, kwargs))
+        return unwrapped
     # Most calls, at a fifth of the cost.
-    return tuple(made(arg) if isinstance(arg, LazyTensor) else arg for arg in args), kwargs
+    return tuple(unwrap(arg) if isinstance(arg, LazyTensor) else arg for arg in args), kwargs
 
 
 def ordinary(value: Any) -> Any:
-    """`value`; of a lazy tensor the ordinary one, which is made now."""
+    """Return `value`, or the ordinary tensor of a lazy one, computed if needed."""
     return value.tensor if isinstance(value, LazyTensor) else value
 
 
 def all_made(value: Any) -> Any:
-    """`value` with the ordinary tensors of the lazy ones in it, which are made now."""
+    """Return `value` with ordinary tensors instead of the lazy ones in it, computed if needed."""
     return tree_map_only(LazyTensor, _ORDINARY, value)
 
 
 class VersionGuard:
-    """A tensor that a lazy one reads later, and that must be what it was until then.
+    """A tensor that a lazy tensor reads later, and that must not be written to before.
 
     Args:
-        layer: what kind of layer waits, for the error.
+        layer: the kind of layer, for the error.
     """
 
     def __init__(self, tensor: Tensor, layer: str) -> None:
@@ -143,9 +145,10 @@ class VersionGuard:
         )  # inference tensors count no writes
 
     def tensor(self) -> Tensor:
-        """
+        """Return the tensor.
+
         Raises:
-            RuntimeError: it was written to.
+            RuntimeError: the tensor was written to.
         """
         if self._version is not None and self._tensor._version != self._version:
             raise RuntimeError(
@@ -159,7 +162,7 @@ _CPU = torch.device("cpu")
 
 
 def settled(value: Any) -> Any:
-    """`value`; of a lazy tensor that was written to the ordinary one, whose values alone count."""
+    """Return `value`, or the ordinary tensor of a lazy one that was written to."""
     return value.tensor if isinstance(value, LazyTensor) and value.is_written else value
 
 

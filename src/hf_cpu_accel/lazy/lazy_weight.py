@@ -11,14 +11,17 @@ from torch.utils._pytree import tree_map_only
 
 
 class LazyWeight(Tensor):
-    """What `linear.weight` gives where the weight is packed; read-only, with all its views.
+    """The value of `linear.weight` for a packed weight. It and its views are read-only.
 
-    Some models read `linear.weight.dtype` in every forward (T5), so shape, dtype and device must cost nothing. A few
-    compute with the values (MobileBERT's head, Mamba): these are dequantized once and kept in `memo`, so that such a
-    model pays memory for that layer instead of time in every forward.
+    Some models read `linear.weight.dtype` in every forward (T5), so shape, dtype and device cost nothing. A few compute with the
+    values (MobileBERT's head, Mamba). These are dequantized once and cached in `memo`, which costs memory instead of time in every
+    forward.
 
     Args:
-        unpack: makes the dequantized values, of `shape` and `dtype`.
+        shape, dtype: of the weight.
+        unpack: computes the dequantized values, in `shape` and `dtype`.
+        memo: {dtype: cached values}.
+        strides: None for contiguous.
     """
 
     unpack: Callable[[], Tensor]
@@ -40,7 +43,7 @@ class LazyWeight(Tensor):
         return weight
 
     def kept(self) -> Tensor:
-        """The values, made once."""
+        """Return the values, computed once."""
         if self.dtype not in self.memo:
             self.memo[self.dtype] = self.unpack()
         return self.memo[self.dtype]
@@ -100,9 +103,9 @@ class LazyWeight(Tensor):
 def _writes_to_one(schema: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     for number, argument in enumerate(schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
-            given = args[number] if number < len(args) else kwargs.get(argument.name)
+            target = args[number] if number < len(args) else kwargs.get(argument.name)
             if any(
-                isinstance(value, LazyWeight) for value in (given if isinstance(given, list) else [given])
+                isinstance(value, LazyWeight) for value in (target if isinstance(target, list) else [target])
             ):
                 return True
     return False
@@ -113,11 +116,12 @@ def _read_only(like: Tensor, unpack: Callable[[], Tensor], memo: dict[torch.dtyp
 
 
 def _view(values: Tensor) -> LazyWeight:
-    """A view of values that must not be written to."""
+    """Return a read-only view of values."""
     return _read_only(values, lambda: values, {values.dtype: values})
 
 
 def read_only() -> RuntimeError:
+    """Return the error to raise for a write to a packed weight."""
     return RuntimeError(
         "the weight of an accelerated layer is packed and read-only; call hf_cpu_accel.restore(model), change the weight, and "
         "accelerate the model again"

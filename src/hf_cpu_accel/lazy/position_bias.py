@@ -1,4 +1,4 @@
-"""What T5 and its like add to attention's scores for the distance of two tokens: a table per head instead of a matrix per call."""
+"""The relative position bias of decoders such as T5's, as a table per head instead of a matrix per call."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hf_cpu_accel.lazy.lazy_tensor import LazyTensor
 
 
 class PositionBias(LazyTensor):
-    """[1, heads, q_len, kv_len], as a host hands it on from layer to layer; the last query stands at the last key.
+    """[1, heads, q_len, kv_len], as passed from layer to layer; the last query is at the last key.
 
     Attributes:
         table: [heads, distances] as in `ops.decoder_layers.SelfAttention.relative`, or None for zeros.
@@ -30,5 +30,5 @@ class PositionBias(LazyTensor):
         if self.table is None:
             return torch.zeros(1, heads, q_len, kv_len, dtype=self.dtype)
         distance = torch.arange(kv_len - q_len, kv_len)[:, None] - torch.arange(kv_len)
-        # Later keys are hidden; the original has the bias of distance 0 there.
+        # Later keys are masked; the original bias has distance 0 there.
         return self.table[:, distance.clamp(0, self.table.shape[1] - 1)][None].to(self.dtype)

@@ -1,6 +1,7 @@
-"""What was computed from a tensor, for as long as that tensor is what it was.
+"""A cache of values computed from tensors, valid while the tensors are unchanged.
 
-Hosts hand the same mask to each of their layers, and the same graph to each layer and epoch: what we make of it is made once.
+Models pass the same mask to each of their layers, and the same graph to each layer and epoch. Values derived from them are computed
+once.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from hf_cpu_accel.ops.values import sampled
 
 T = TypeVar("T")
 
-# Where versions are not counted, tensors up to this many bytes are compared with a copy; larger ones are never recognized.
+# Tensors without a version are compared with a copy up to this many bytes; larger ones are never recognized.
 MOST_COPIED = 16 << 20
 _MOST_REMEMBERED = 256
 _SAMPLED = 128  # values
@@ -28,14 +29,14 @@ _SAMPLED = 128  # values
 class Stamp:
     """Recognizes one tensor: the same object, on the same storage, with the same shape, strides and values.
 
-    Torch counts the writes to a tensor as its version. Tensors made under `torch.inference_mode` have none: their values are
-    compared with a copy. So are those of any tensor with `by_value`, which sees the writes that go past torch's counting, too
-    (`.data`, numpy).
+    torch counts the writes to a tensor as its version. Tensors of `torch.inference_mode` have none, so their values are compared
+    with a copy.
 
     Args:
-        by_value: for tensors that are small beside what is computed with them.
-        by_sample: compares 128 values all over the tensor besides its version, in 2 us whatever its size. Writes to the whole
-            tensor that go past torch's counting show in them.
+        by_value: compare the values of any tensor with a copy, which also notices writes that bypass torch (`.data`, numpy). For
+            small tensors.
+        by_sample: compare 128 values of the tensor and its version, in 2 us for any size. This also notices writes to the whole
+            tensor that bypass torch.
     """
 
     __slots__ = ("_copy", "_layout", "_reference", "_sample", "_version")
@@ -48,7 +49,7 @@ class Stamp:
         by_sample: bool = False,
         forget: Callable[[], object] | None = None,
     ) -> None:
-        """`forget` is called when the tensor is gone."""
+        """Stamp the tensor; `forget` is called when the tensor is deleted."""
         self._reference = weakref.ref(tensor, None if forget is None else lambda _: forget())
         self._layout = _layout(tensor)
         self._version = None if tensor.is_inference() else tensor._version
@@ -59,7 +60,7 @@ class Stamp:
         self._sample = None if view is None else (view, view.clone())
 
     def holds(self, tensor: Tensor) -> bool:
-        """Whether `tensor` is what this stamp was made of, unchanged since."""
+        """Return whether `tensor` is the stamped tensor, unchanged."""
         if self._reference() is not tensor or _layout(tensor) != self._layout:
             return False
         if self._copy is not None:
@@ -70,14 +71,14 @@ class Stamp:
 
 
 class Memo:
-    """Results by the tensors that they were made of, which are held weakly: with a tensor goes what was made of it.
+    """A cache of results by their source tensors, referenced weakly: a result is dropped with its tensor.
 
-    At most `most` results are kept, the last ones used, so one that refers to its own tensor does not stay for ever.
+    It has at most `most` results, the last ones used, so a result that references its own tensor does not stay forever.
     """
 
     def __init__(self, most: int = _MOST_REMEMBERED) -> None:
         self._most = most
-        # Without a lock: each change is one atomic call, and a collection may make one in the middle of any other.
+        # Without a lock: each change is one atomic call, and the garbage collector may make a change during any other.
         self._entries: OrderedDict[tuple[int, Hashable], tuple[list[Stamp | None], object]] = OrderedDict()
 
     def get(
@@ -90,12 +91,14 @@ class Memo:
         by_value: bool = False,
         by_sample: bool = False,
     ) -> T:
-        """`make()`, or what it gave before for the same key and the same tensors.
+        """Return the cached result for the key and the tensors, or `make()`.
 
-        While a graph is traced, and under transforms of `torch.func`, nothing is remembered.
+        Nothing is cached while a graph is traced, and under transforms of `torch.func`.
 
         Args:
-            key: what the result depends on besides the tensors, and which of the results for `tensor` it is.
+            tensor: the tensor that the result depends on.
+            key: the kind of result, and other values that it depends on.
+            make: computes the result.
             also: other tensors that the result depends on.
             by_value, by_sample: see `Stamp`.
         """
@@ -104,27 +107,27 @@ class Memo:
         place, tensors = (id(tensor), key), (tensor, *also)
         entry = self._entries.get(place)
         if entry is not None and all(map(_holds, entry[0], tensors)):
-            with suppress(KeyError):  # another thread may just have put it out
+            with suppress(KeyError):  # another thread may have removed it
                 self._entries.move_to_end(place)
             return entry[1]  # type: ignore[return-value]
         if in_transform():  # its tensors end with it
             return make()
-        # Before it is made: a write meanwhile, by another thread, makes the result unknown instead of wrong.
+        # Stamped before `make()`: after a concurrent write the result is not found, instead of wrong.
         stamps = [
             None
             if part is None
             else Stamp(part, by_value=by_value, by_sample=by_sample, forget=self._forgetting(place))
             for part in tensors
         ]
-        made = outside_inference_mode(make)
-        self._entries[place] = stamps, made
+        result = outside_inference_mode(make)
+        self._entries[place] = stamps, result
         with suppress(KeyError):
             while len(self._entries) > self._most:
                 self._entries.popitem(last=False)
-        return made
+        return result
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Remove all results."""
         self._entries.clear()
 
     def __len__(self) -> int:
@@ -151,4 +154,4 @@ def _layout(tensor: Tensor) -> tuple[int, torch.Size, tuple[int, ...]]:
 
 
 remember = Memo().get
-"""Memoises what layers make of the masks and biases that they are handed."""
+"""The cache of values that layers derive from masks and biases."""

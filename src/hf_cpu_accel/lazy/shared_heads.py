@@ -1,4 +1,4 @@
-"""Keys and values that a layer has put into a cache, as later layers of the same call are handed them (Gemma 3n, Gemma 4)."""
+"""Keys and values of a layer in the KV cache that later layers of the same call share (Gemma 3n, Gemma 4)."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from hf_cpu_accel.lazy.lazy_tensor import LazyTensor
 
 @dataclass(eq=False)
 class KeptHeads:
-    """What one call of a layer puts into its cache.
+    """The keys and values that one call of a layer writes to its cache.
 
     Attributes:
-        cache: which it is.
-        tokens: of the call; past: of the cache before it.
-        mask: that the layer got, as it was understood.
-        visible, first_key: how many keys a mask of the call is about, and the position of the first.
-        store: the storage of the layer, and `stored` how many tokens were in it before the call; from when it is about to run.
-        makers: hidden states with whose values these are made, the latest last; one that is held has its own values made, too.
-        heads: the keys and values that the mask is about, [B, kv_heads, visible, features]; from when it has run.
+        cache: the KV cache.
+        tokens, past: the number of tokens of the call, and of the cache before it.
+        mask: the mask of the layer.
+        visible, first_key: the number of keys of a mask of the call, and the position of the first.
+        store, stored: the storage of the layer, and the number of its tokens before the call; set when the layer is about to run.
+        makers: references to hidden states whose computation computes these, the latest last.
+        heads: the keys and values of the mask, [B, kv_heads, visible, features]; set when the layer has run.
     """
 
     cache: Any
@@ -45,16 +45,16 @@ class KeptHeads:
         self.heads = self.store.latest(self.visible)
 
     def made(self) -> tuple[Tensor, Tensor]:
-        """The heads; the layer runs if it has not.
+        """Return the heads, after running the layer if needed.
 
         Raises:
-            RuntimeError: all hidden states that it had part in were dropped before they were read.
+            RuntimeError: all hidden states that compute them were dropped before they were read.
         """
         states = next(
-            (held for reference in reversed(self.makers) if (held := reference()) is not None), None
+            (state for reference in reversed(self.makers) if (state := reference()) is not None), None
         )
         if self.heads is None and states is not None:
-            states.tensor  # noqa: B018 (has the layer run)
+            states.tensor  # noqa: B018 (runs the layer)
         if self.heads is None:
             raise RuntimeError(
                 "the keys and values of a layer were read after its hidden states were dropped; call the model again, or "
@@ -63,22 +63,23 @@ class KeptHeads:
         return self.heads
 
     def handed(self, sizes: tuple[int, int, int, int], dtype: torch.dtype) -> tuple[SharedHeads, SharedHeads]:
-        """Keys and values for the layers that share them.
+        """Return keys and values for the layers that share them.
 
         Args:
             sizes: batch, kv_heads, and features of a key and of a value.
+            dtype: of the keys and values.
         """
         batch, kv_heads, *features = sizes
-        made = []
+        pair = []
         for number, width in enumerate(features):
             heads: SharedHeads = SharedHeads.like((batch, kv_heads, self.visible, width), dtype)
             heads.kept, heads._number = self, number
-            made.append(heads)
-        return made[0], made[1]
+            pair.append(heads)
+        return pair[0], pair[1]
 
 
 class SharedHeads(LazyTensor):
-    """[B, kv_heads, visible, features], keys or values. Our layers read the storage of `kept` itself."""
+    """Keys or values [B, kv_heads, visible, features]. Replaced layers read the storage of `kept` directly."""
 
     kept: KeptHeads
     _number: int
@@ -88,7 +89,7 @@ class SharedHeads(LazyTensor):
 
 
 def kept_heads(handed: Any, key: Any) -> KeptHeads | None:
-    """What a mapping that layers are handed has under `key`, if that is ours."""
+    """Return the `KeptHeads` under `key` of a mapping that is passed to layers, or None."""
     pair = handed.get(key) if isinstance(handed, Mapping) else None
     if (
         not isinstance(pair, tuple)

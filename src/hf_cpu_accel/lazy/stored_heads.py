@@ -1,4 +1,4 @@
-"""Keys and values that a cache holds in another dtype than the one in which its caller computes."""
+"""Keys and values in another dtype in the KV cache than in the model."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from hf_cpu_accel.ops.kv_cache import features_of, from_storage
 
 
 class StoredHeads(LazyTensor):
-    """[batch, kv_heads, kv_len, features]. Our attention reads `stored` itself; for others it is converted, all of it.
+    """Keys or values [batch, kv_heads, kv_len, features]. `attention` reads `stored` directly; other code gets a converted copy.
 
     Attributes:
-        stored: float32, bfloat16 or int8 as in ops/kv_cache.py.
+        stored: float32, bfloat16, or int8 as in ops/kv_cache.py.
     """
 
     stored: Tensor
 
     @classmethod
     def of(cls, storage: Tensor, dtype: torch.dtype) -> Tensor:
-        """The heads of `storage` in `dtype`: a view if it is that already."""
+        """Return the heads of `storage` in `dtype`; `storage` itself if it has that dtype."""
         if storage.dtype is dtype:
             return storage
         heads: StoredHeads = cls.like((*storage.shape[:-1], features_of(storage)), dtype)
@@ -32,6 +32,6 @@ class StoredHeads(LazyTensor):
 
 
 def readable(heads: Tensor) -> Tensor:
-    """What the attention op is to read for keys or values that may be `StoredHeads`."""
+    """Return the argument of the attention op for keys or values that may be `StoredHeads`."""
     heads = settled(heads)
     return heads.stored if isinstance(heads, StoredHeads) else heads

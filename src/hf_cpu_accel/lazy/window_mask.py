@@ -1,4 +1,4 @@
-"""The mask of encoders whose tokens attend to those around them, made only where it is read."""
+"""The mask of encoders with a local window, computed only if it is read."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from hf_cpu_accel.lazy.lazy_tensor import LazyTensor
 
 
 class WindowMask(LazyTensor):
-    """bool [B, 1, L, L], True where to attend: keys at most `window` tokens away that are no padding.
+    """bool [B, 1, L, L], True where to attend: keys at most `window` tokens away, without padding.
 
     Attributes:
-        window: tokens before and after a query.
-        padding: bool [B, L], True where there is a token, or None if there is nothing else.
+        window: the number of tokens before and after a query.
+        padding: bool [B, L], True at tokens, or None without padding.
     """
 
     window: int
@@ -26,7 +26,7 @@ class WindowMask(LazyTensor):
     @classmethod
     def of(cls, batch_size: int, length: int, window: int, padding: Tensor | None) -> WindowMask:
         mask: WindowMask = cls.like((batch_size, 1, length, length), torch.bool)
-        # A copy: it may be the caller's own, who may write to it before this mask is read.
+        # A copy, because the caller may write to it before this mask is read.
         mask.window, mask.padding = window, None if padding is None else padding.clone()
         return mask
 
@@ -37,10 +37,10 @@ class WindowMask(LazyTensor):
 
 
 def is_window(function: Callable[..., Any] | None, window: int) -> bool:
-    """Whether `function` is transformers' mask function of a window on both sides: other overlays have a size, too."""
+    """Return whether `function` is transformers' mask function of a window of that size on both sides."""
     try:
         from transformers.masking_utils import sliding_window_bidirectional_mask_function
-    except ImportError:  # a version that has none
+    except ImportError:  # this version has no such function
         return False
     return function is not None and same_function(
         function, sliding_window_bidirectional_mask_function(window)

@@ -1,7 +1,6 @@
-"""How the project measures itself: interleaved timing, agreement of outputs, peak memory.
+"""Measurements: interleaved timing, agreement of outputs, peak memory.
 
-The command line (`hf-cpu-accel bench`, `demo`) and `benchmarks/` share these, so that a number printed by one
-means the same as a number printed by the other.
+The command line (`hf-cpu-accel bench`, `demo`) and `benchmarks/` share them, so that their numbers mean the same.
 """
 
 from hf_cpu_accel.measure.agreement import Agreement, compare, float_tensors

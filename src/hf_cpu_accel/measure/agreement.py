@@ -1,7 +1,6 @@
-"""How far one system's outputs are from another's, row by row.
+"""The agreement of two systems' outputs: the worst cosine of a row and the largest relative error, in float64.
 
-One cosine over a flattened tensor hides a few wrong rows and a wrong scale, so the worst row and the largest
-error are reported, both in float64.
+One cosine over a flattened tensor would hide a few wrong rows and a wrong scale.
 """
 
 from __future__ import annotations
@@ -16,10 +15,11 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Agreement:
-    """Outputs of one system against a reference.
+    """The agreement of outputs with a reference.
 
-    worst_cosine: the smallest cosine similarity of any row (a row is a vector along the last dimension).
-    max_relative_error: max |output - reference| / max |reference|, the worst over all output tensors.
+    Attributes:
+        worst_cosine: the smallest cosine similarity of any row (a vector along the last dimension).
+        max_relative_error: max |output - reference| / max |reference|, the largest over all output tensors.
     """
 
     worst_cosine: float
@@ -27,7 +27,7 @@ class Agreement:
 
 
 def float_tensors(output: object) -> list[Tensor]:
-    """The floating-point tensors of a model output, in order; sequences and mappings may be nested."""
+    """Return the floating-point tensors of a model output, in order; sequences and mappings may be nested."""
     if isinstance(output, Tensor):
         return [output.detach()] if output.is_floating_point() else []
     if isinstance(output, Mapping):
@@ -38,10 +38,12 @@ def float_tensors(output: object) -> list[Tensor]:
 
 
 def compare(output: Sequence[Tensor], reference: Sequence[Tensor]) -> Agreement:
-    """Compare two lists of output tensors of equal shapes; any float dtype.
+    """Compare two lists of output tensors of equal shapes, in any float dtype.
 
-    A non-finite value in `output` gives cosine -1 and an infinite error. Raises ValueError if the lists
-    differ in length or shapes, are empty, or if the reference itself is not finite.
+    A non-finite value in `output` gives cosine -1 and an infinite error.
+
+    Raises:
+        ValueError: the lists differ in length or shapes or are empty, or the reference is not finite.
     """
     if not reference or [tuple(t.shape) for t in output] != [tuple(t.shape) for t in reference]:
         raise ValueError(

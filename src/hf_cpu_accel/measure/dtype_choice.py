@@ -1,4 +1,4 @@
-"""`Choice`: the dtypes that were chosen for an accuracy, and what was measured with them."""
+"""`Choice`: the dtypes chosen for an accuracy, and the measurements of them."""
 
 from __future__ import annotations
 
@@ -17,19 +17,20 @@ _KINDS: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Choice:
-    """What `accuracy` has chosen for one model.
+    """The dtypes that `accuracy` has chosen for one model.
 
     Attributes:
-        dtype, dtypes: of all layers (`"auto"` where nothing was chosen), and of those at these paths in the model another one.
-        accuracy: what was asked for.
-        measured: what these dtypes have, in the same measure.
-        measure: `"cosine"` (the least one of any row of outputs) or `"perplexity"` (eager's by this one's); `"-"` where nothing was
-            measured.
-        examples: what it was measured on, in words.
+        dtype: the dtype of all layers, `"auto"` if none was chosen.
+        dtypes: (path, dtype) of layers with another dtype.
+        accuracy: the requested accuracy.
+        measured: the accuracy with these dtypes, in the same measure.
+        measure: `"cosine"` (the smallest one of any row of outputs), `"perplexity"` (of eager, divided by that of this model), or
+            `"-"` if nothing was measured.
+        examples: the examples of the measurement, as text.
         layers: {dtype: number of packed weights}.
-        tries: how often the model was accelerated to find it.
-        seconds: what that took.
-        name: what the target calls the model, if it has several.
+        tries: how often the model was accelerated to find the dtypes.
+        seconds: the time of the search.
+        name: the name of the model in a target with several models.
     """
 
     dtype: str
@@ -45,10 +46,10 @@ class Choice:
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> Choice:
-        """The inverse of `dataclasses.asdict`, also through JSON.
+        """Return the choice of fields from `dataclasses.asdict`, also after JSON.
 
         Raises:
-            KeyError, TypeError: other fields than these, or of other types.
+            KeyError, TypeError: a field is missing, unknown, or of another type.
         """
         choice = cls(**{**fields, "dtypes": tuple((path, dtype) for path, dtype in fields["dtypes"])})
         for name, kind in _KINDS.items():
@@ -73,7 +74,7 @@ class Choice:
         )
 
     def told(self) -> str:
-        """The measured number in words."""
+        """Return the measured number as text."""
         if self.measure == COSINE:
             lost = 1 - self.measured
             cosine = f"1 - {lost:.1e}" if 0 < lost < 1e-4 else f"{self.measured:.5f}"

@@ -1,4 +1,4 @@
-"""The facts that a reader needs beside a number: which CPU, which kernels, which versions."""
+"""The environment of a measurement: CPU, kernels and versions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _PACKAGES = ("hf_cpu_accel", "torch", "transformers", "sentence-transformers", "
 
 
 def environment() -> dict[str, object]:
-    """Machine and versions as plain JSON values; cheap, imports none of the packages it names."""
+    """Return the machine and the versions as JSON values, without importing the packages."""
     cpu = hardware.detect()
     kernels = extension.status()
     return {
@@ -30,7 +30,7 @@ def environment() -> dict[str, object]:
 
 
 def summary(facts: dict[str, object], threads: int) -> str:
-    """One line for a caption: CPU, tier, threads, versions."""
+    """Return one line for a caption: CPU, tier, threads, versions."""
     versions = facts["versions"]
     assert isinstance(versions, dict)
     named = ", ".join(f"{name} {versions[name]}" for name in ("torch", "transformers") if name in versions)

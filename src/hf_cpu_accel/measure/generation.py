@@ -16,10 +16,11 @@ if TYPE_CHECKING:
 
 
 class TokenClock:
-    """A streamer, `model.generate(streamer=TokenClock())`, that notes when each token arrives.
+    """A streamer, `model.generate(streamer=TokenClock())`, that records the time of each token.
 
-    `times` holds one `time.perf_counter()` for each token (for each row of tokens of a batch). Streamers are handed the
-    prompt before the first token; that is not a token's arrival.
+    Attributes:
+        times: one `time.perf_counter()` per token (per row of tokens of a batch). The prompt, which `generate` passes first, is
+            ignored.
     """
 
     def __init__(self) -> None:
@@ -32,27 +33,27 @@ class TokenClock:
         self._prompt_seen = True
 
     def end(self) -> None:
-        """Nothing is held back."""
+        """Do nothing: no tokens are buffered."""
 
 
 @dataclass(frozen=True)
 class Generated:
-    """One call of `generate`: seconds to its first token, and of each token after it."""
+    """One call of `generate`: the seconds to its first token, and of each token after it."""
 
     first: float
     steps: tuple[float, ...]
 
     @property
     def step(self) -> float:
-        """Mean seconds per token after the first."""
+        """The mean seconds per token after the first."""
         return sum(self.steps) / len(self.steps)
 
 
 def plain_greedy(model: PreTrainedModel) -> None:
-    """Replace the model's generation settings by plain greedy search without an end.
+    """Replace the model's generation settings by greedy search without an end token.
 
-    Published models come with sampling, beams, forced or forbidden tokens; whatever `generate` is not told it takes from
-    there. Without an end token nothing stops early, and no logits processor has to forbid it.
+    Published models have settings for sampling, beams, forced or forbidden tokens, which `generate` uses by default. Without an end
+    token nothing stops early, and no logits processor has to suppress it.
     """
     from transformers import GenerationConfig
 
@@ -67,10 +68,13 @@ def generate(model: PreTrainedModel, inputs: Mapping[str, Tensor], new: int) -> 
     """Time one call that generates `new` tokens, with the model's generation settings (see `plain_greedy`).
 
     Args:
+        model: with `generate`.
         inputs: input_ids and attention_mask, int64 [batch, prompt].
-        new: tokens to generate, at least 2.
+        new: the number of tokens to generate, at least 2.
 
-    Raises RuntimeError if another number of tokens arrived: the times would be those of something else.
+    Raises:
+        ValueError: `new` is below 2.
+        RuntimeError: another number of tokens was generated.
     """
     if new < 2:
         raise ValueError(f"new={new}: expected at least 2, since times between tokens are measured")

@@ -1,4 +1,4 @@
-"""What generating a token costs at least: bytes of weights to read and multiply-adds to do."""
+"""The minimum cost of generating a token: bytes of weights to read, and multiply-adds."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ _MATMULS = frozenset({"aten::mm", "aten::addmm", "aten::linear"})
 
 @dataclass(frozen=True)
 class StepWeight:
-    """A weight [out_features, in_features], or one expert's part of one.
+    """A weight [out_features, in_features], or the part of one expert.
 
-    modules: the paths of those that hold it; more than one where it is tied.
+    Attributes:
+        modules: the paths of its modules; several if it is tied.
     """
 
     modules: tuple[str, ...]
@@ -36,22 +37,22 @@ class StepWeight:
 
 @dataclass(frozen=True)
 class Cost:
-    """The linear layers of a model at work.
+    """The work of the linear layers of a model.
 
-    first_flops: floating point operations until the first token, a multiply-add counts as two. Attention itself is not in it.
-    step_weights: those that one token after the first reads, lm_head's among them, the table of embeddings not: one row of it
-        is read.
+    Attributes:
+        first_flops: the floating point operations until the first token, two per multiply-add, without attention.
+        step_weights: the weights that a token after the first reads, including lm_head, without the embedding table (one row).
     """
 
     first_flops: int
     step_weights: tuple[StepWeight, ...]
 
     def step_bytes(self, left: str, packed: Mapping[str, str] = MappingProxyType({})) -> int:
-        """Bytes of weights per token, scales among them; keys, values and recurrent states are not.
+        """Return the bytes of weights per token, including scales, without keys, values and recurrent states.
 
         Args:
-            left: dtype of the weights that are not packed, see `left_dtype`.
-            packed: {path of a module: dtype that its weights are packed in}, see `Plan.packed_dtypes`.
+            left: the dtype of the weights that are not packed, see `left_dtype`.
+            packed: {path of a module: dtype of its packed weights}, see `Plan.packed_dtypes`.
         """
         return round(sum(_bytes_of(weight, left, packed) for weight in self.step_weights))
 
@@ -62,20 +63,20 @@ def _bytes_of(weight: StepWeight, left: str, packed: Mapping[str, str]) -> float
 
 
 def left_dtype(model: PreTrainedModel) -> str:
-    """That of the weights that are not packed."""
+    """Return the dtype of the weights that are not packed."""
     return str(next(model.parameters()).dtype).removeprefix("torch.")
 
 
 @functools.cache
 def bytes_per_weight(dtype: str, in_features: int = 1024) -> float:
-    """What one weight of a linear layer takes where it is packed in `dtype`, with its share of the scales."""
+    """Return the bytes per value of a linear layer's weight packed in `dtype`, including its scales."""
     return pack_linear(torch.zeros(PANEL_FEATURES, in_features), dtype).nbytes / (
         PANEL_FEATURES * in_features
     )
 
 
 def cost(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> Cost:
-    """Count by watching an eager model generate two tokens.
+    """Count the cost while an eager model generates two tokens.
 
     Args:
         inputs: input_ids and attention_mask, int64 [batch, prompt].
@@ -88,9 +89,9 @@ def cost(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> Cost:
 
 
 def peak_of(peaks: Peaks, dtype: str) -> float:
-    """The measured GFLOP/s (GOP/s) that the matrix products of a prompt may reach with weights packed in `dtype`.
+    """Return the measured peak GFLOP/s (GOP/s) for the matrix products of a prompt with weights packed in `dtype`.
 
-    bfloat16 and int8-weight are computed in bfloat16 or in float32, whichever this CPU does faster; int8 and int4 in int8.
+    bfloat16 and int8-weight compute in bfloat16 or float32, whichever is faster on this CPU; int8 and int4 in int8.
     """
     if dtype == "float32":
         return peaks.float32
@@ -98,7 +99,7 @@ def peak_of(peaks: Peaks, dtype: str) -> float:
 
 
 class _Counter:
-    """Sums up matrix products with parameters; as a streamer it learns where one token ends and the next begins."""
+    """Counts matrix products with parameters. As a streamer, it is called between tokens."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._holders: dict[int, list[str]] = defaultdict(list)

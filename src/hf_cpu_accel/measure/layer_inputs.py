@@ -1,4 +1,4 @@
-"""What the linears of a model are given in its calls: to be looked at as it comes, or a few rows of it kept."""
+"""The inputs of the linears of a model: passed to a callback, or sampled."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ See = Callable[[str, nn.Module, Tensor], None]
 
 
 def linears_of(root: nn.Module) -> dict[str, nn.Module]:
-    """{path: module} of what multiplies rows by a matrix: `nn.Linear`, and transformers' Conv1D, which has that transposed.
+    """Return {path: module} of the linears: `nn.Linear`, and transformers' Conv1D, whose weight is transposed.
 
-    One that is at several paths counts at the first.
+    A module at several paths is returned at the first.
     """
     return {path: module for path, module in root.named_modules() if _is_linear(module)}
 
 
 @contextmanager
 def layer_inputs(layers: Mapping[str, nn.Module], see: See) -> Iterator[None]:
-    """Inside, `see(path, layer, rows)` is called ahead of each call of one of `layers`.
+    """Inside, `see(path, layer, rows)` is called before each call of one of `layers`.
 
-    The rows are a view of the input, [n, in_features] in its dtype: whoever wants to keep some copies them. Layers are looked at by
-    hooks, so the model has to be the original: an accelerated one has others in their place.
+    The rows are a view of the input, [n, in_features] in its dtype; copy them to keep them. It uses hooks, so the model must not be
+    accelerated.
 
     Args:
-        layers: by what `see` is to call them; see `linears_of`.
-        see: its exceptions end the call of the model.
+        layers: {path: module}, see `linears_of`.
+        see: the callback; its exceptions propagate through the call of the model.
     """
     handles = [
         layer.register_forward_pre_hook(partial(_look, path, see), with_kwargs=True)
@@ -44,14 +44,14 @@ def layer_inputs(layers: Mapping[str, nn.Module], see: See) -> Iterator[None]:
 
 
 class RowSample:
-    """Keeps some rows of each layer's input, the same in every run: to be given to `layer_inputs` as `see`.
+    """A deterministic sample of the rows of each layer's input, as the argument `see` of `layer_inputs`.
 
     Args:
-        most: rows of one layer. They take a `most / out_features` of the memory of its weight.
-        of_call: the most that are taken from one call, evenly spaced.
+        most: the maximum rows per layer. They take `most / out_features` of the memory of its weight.
+        of_call: the maximum rows from one call, evenly spaced.
 
     Attributes:
-        seen: how many rows each layer was given.
+        seen: the number of input rows of each layer.
     """
 
     def __init__(self, most: int = 64, of_call: int = 16) -> None:
@@ -68,7 +68,7 @@ class RowSample:
             kept.append(rows.detach()[places])
 
     def rows(self) -> dict[str, Tensor]:
-        """{path: [at most `most`, in_features]} of the layers that were called."""
+        """Return {path: [at most `most`, in_features]} of the layers that were called."""
         return {path: torch.cat(kept) for path, kept in self._kept.items() if kept}
 
 

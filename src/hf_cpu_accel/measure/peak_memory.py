@@ -13,21 +13,21 @@ _PROC = Path("/proc/self")
 
 
 class PeakMemory:
-    """Measures by how much resident memory rose at most, in bytes.
+    """Measures the peak growth of resident memory, in bytes.
 
         with PeakMemory() as memory:
             model = accelerate_for_cpu(model)
         memory.peak_bytes
 
-    `peak_bytes` is None where the high-water mark cannot be reset (not Linux, or /proc is read-only). The
-    mark belongs to the process: other threads that allocate meanwhile count too.
+    `peak_bytes` is None if the high-water mark cannot be reset (not Linux, or /proc is read-only). The mark is of the process, so
+    it includes allocations of other threads.
     """
 
     peak_bytes: int | None = None
 
     def __enter__(self) -> PeakMemory:
         gc.collect()
-        trim_heap()  # memory kept by the allocator would be reused unseen by the measurement
+        trim_heap()  # the measurement would not see the reuse of memory that the allocator keeps
         self._before: int | None = None
         if _reset_high_water_mark():
             self._before = _status_bytes("VmRSS")

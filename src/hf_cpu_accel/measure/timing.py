@@ -1,8 +1,8 @@
-"""Interleaved timing and the statistics that go with it.
+"""Interleaved timing and its statistics.
 
-The clock, the memory and the neighbors of a cloud machine drift by tens of per cent over minutes, so two
-systems timed one after the other are not comparable. Here they take turns in short bursts, A B C, then C B A,
-and what is reported is the ratio inside one round.
+The clock, the memory and the neighbors of a cloud machine drift by tens of per cent over minutes, so two systems timed one after
+the other are not comparable. Here they take turns in short bursts, A B C, then C B A, and the result is the ratio inside each
+round.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ CONFIDENCE = 0.95
 
 @dataclass(frozen=True)
 class Estimate:
-    """A median and the interval that holds the true one with `CONFIDENCE`, where the samples allow it."""
+    """A median and its confidence interval for `CONFIDENCE`, if there are enough samples."""
 
     value: float
     low: float
@@ -33,26 +33,29 @@ class Timing:
 
     @property
     def round_medians(self) -> tuple[float, ...]:
-        """Median seconds of each burst. Calls inside a burst are correlated, bursts far less so."""
+        """The median seconds of each burst. Calls inside a burst are correlated, bursts far less."""
         return tuple(statistics.median(calls) for calls in self.rounds)
 
     @property
     def seconds(self) -> Estimate:
-        """Median over rounds of the burst medians."""
+        """The median over rounds of the burst medians."""
         return median_estimate(self.round_medians)
 
     @property
     def best(self) -> float:
-        """The fastest single call, seconds."""
+        """The seconds of the fastest single call."""
         return min(min(calls) for calls in self.rounds)
 
 
 def median_estimate(samples: Sequence[float], confidence: float = CONFIDENCE) -> Estimate:
-    """Median with its distribution-free interval from order statistics.
+    """Return the median with its distribution-free interval from order statistics.
 
-    [x_(k), x_(n+1-k)] covers the median with probability 1 - 2 P(Binomial(n, 1/2) < k) (Conover,
-    Practical Nonparametric Statistics, sign test); k is the largest that keeps `confidence`. Below six
-    samples no k does for 95 % and the interval is the whole range.
+    [x_(k), x_(n+1-k)] covers the median with probability 1 - 2 P(Binomial(n, 1/2) < k) (Conover, Practical Nonparametric
+    Statistics, sign test); k is the largest with at least `confidence`. With fewer than six samples there is none for 95 %, and the
+    interval is the full range.
+
+    Raises:
+        ValueError: there are no samples.
     """
     if not samples:
         raise ValueError("samples is empty; measure at least one round")
@@ -66,9 +69,10 @@ def median_estimate(samples: Sequence[float], confidence: float = CONFIDENCE) ->
 
 
 def speedup(base: Timing, other: Timing) -> Estimate:
-    """How many times faster `other` is than `base`: the median of the ratios inside each round.
+    """Return the speedup of `other` over `base`: the median of the ratios inside each round.
 
-    Raises ValueError if the two were not measured over the same rounds.
+    Raises:
+        ValueError: the two were not measured over the same rounds.
     """
     if len(base.rounds) != len(other.rounds):
         raise ValueError(
@@ -79,9 +83,9 @@ def speedup(base: Timing, other: Timing) -> Estimate:
 
 
 def burst(call: Callable[[], object], *, calls: int, seconds: float) -> tuple[float, ...]:
-    """Seconds of each call of a burst of at least `calls` calls and at least `seconds` in all.
+    """Return the seconds of each call of a burst of at least `calls` calls and at least `seconds` in total.
 
-    One more call goes first, unrecorded: it pays for the caches that the system before left behind.
+    A first call is not recorded: it fills the caches after the system before.
     """
     call()
     times: list[float] = []
@@ -105,10 +109,13 @@ def interleaved(
     """Time callables in turns, A B C, C B A, ...
 
     Args:
-        systems: name -> callable without arguments; each should return only when its work is done.
-        rounds: bursts per system, at least 1.
-        calls, seconds: the least size of one burst, see `burst`.
+        systems: {name: callable without arguments that returns when its work is done}.
+        rounds: the number of bursts per system, at least 1.
+        calls, seconds: the minimum size of a burst, see `burst`.
         on_burst: called with the system's name after each burst (progress bars).
+
+    Raises:
+        ValueError: `rounds` or `calls` is below 1.
     """
     if rounds < 1 or calls < 1:
         raise ValueError(f"rounds={rounds}, calls={calls}: both must be at least 1")

@@ -1,4 +1,4 @@
-"""Weights in the order in which the kernels read them."""
+"""Packing of weights into the order in which the kernels read them."""
 
 from hf_cpu_accel.packing.linear import PackedWeight, concat, pack_linear, unpack_linear
 

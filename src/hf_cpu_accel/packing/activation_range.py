@@ -1,4 +1,4 @@
-"""Which range images in 8 bits are given: from the values that examples show (min/max, percentiles, or least squared error)."""
+"""The range of images in 8 bits, from the values in examples: min/max, percentiles, or least squared error."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ Range = tuple[float, float]
 
 @dataclass
 class ObservedValues:
-    """The values of one image for all examples. All are seen twice: first for their ends, then for how often each comes.
+    """The values of one image over all examples. Each example is read twice: first for min and max, then for the histogram.
 
     Attributes:
-        low, high: the least and the largest, and 0.
-        squares: the sum of their squares.
-        own_error: the sum of squared errors if each image were rounded to a range of its own.
+        low, high: the minimum and maximum of the values and 0.
+        squares: the sum of the squares.
+        own_error: the sum of squared errors if each image had its own range.
     """
 
     low: float = 0.0
@@ -38,7 +38,7 @@ class ObservedValues:
     def count(self, images: Tensor) -> None:
         if not self.high > self.low:
             return
-        values = images[images != 0].float()  # zeros are no error in any range
+        values = images[images != 0].float()  # zeros are exact in every range
         self._counts += torch.histc(values, _BINS, self.low, self.high).double()
         self.squares += float(values.double().square().sum())
         for image in images:
@@ -46,7 +46,7 @@ class ObservedValues:
             self.own_error += int(image.count_nonzero()) * width * width / 12
 
     def range(self, method: str) -> Range:
-        """By one of `config.STATIC_RANGES`."""
+        """Return the range by one of the methods in `config.STATIC_RANGES`."""
         if method == "min-max" or not self.high > self.low:
             return self.low, self.high
         if method == "percentile":
@@ -55,7 +55,7 @@ class ObservedValues:
         return self._part(float(_SHARES[errors.index(min(errors))]))
 
     def error(self, range: Range) -> float:
-        """The sum of squared errors in `range`, as far as the counts show it."""
+        """Return the sum of squared errors in `range`, estimated from the histogram."""
         low, high = range
         middles = self._middles()
         outside = (middles - middles.clamp(low, high)).square()
@@ -64,7 +64,7 @@ class ObservedValues:
         return float((self._counts * torch.where(inside, width * width / 12, outside)).sum())
 
     def relative(self, error: float) -> float:
-        """The length of an error by that of the values."""
+        """Return the norm of an error relative to the norm of the values."""
         return float((error / self.squares) ** 0.5) if self.squares else 0.0
 
     def _middles(self) -> Tensor:

@@ -2,9 +2,9 @@
 
     weight[n, k] = scale[n, k // group] * q[n, k] + offset[n, k // group],    q from 0 to 15 ("affine4") or 255 ("affine8")
 
-That is what most quantized checkpoints hold (GGUF, GPTQ, AWQ, HQQ and others), so that their weights can be kept as they are.
-Nothing is rotated, and activations have 16 bits with a scale for every 64 features: the products are those of the dequantized
-weights up to rounding of about 1e-5 of the largest output.
+Most quantized checkpoints (GGUF, GPTQ, AWQ, HQQ and others) have this form, so their weights are packed without rounding. Nothing
+is rotated, and activations have 16 bits with a scale for every 64 features. The products are those of the dequantized weights up to
+about 1e-5 of the largest output.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from torch import Tensor
 from hf_cpu_accel.packing.panels import PANEL_FEATURES
 
 BITS = {"affine4": 4, "affine8": 8}
-# Of least squares, the ranges that are tried for a group: from its least to its largest value in so many steps, and a little less.
+# The ranges of a group that the least-squares search tries: from its minimum to its maximum in these numbers of steps, and
+# narrower.
 _STEPS = {4: (15, 14, 13, 12, 11, 10, 9, 8), 8: (255,)}
 _SHRUNK = (0.94, 0.88, 0.82)
 
@@ -31,7 +32,7 @@ class AffineGroups:
         q: uint8 [N, K], at most 2 ** bits - 1.
         scale, offset: float32 [N, ceil(K / group)].
         bits: 4 or 8.
-        group: input features that share them: 16, 32 or a multiple of 64.
+        group: the number of input features per scale and offset: 16, 32 or a multiple of 64.
     """
 
     q: Tensor
@@ -56,14 +57,18 @@ class AffineGroups:
         return f"affine{self.bits}"
 
     def dequantize(self) -> Tensor:
-        """The weight [N, K] in float32: scale * q, rounded, plus offset, rounded."""
+        """Return the weight [N, K] in float32, scale * q + offset."""
         columns = self.q.shape[1]
         scale = self.scale.repeat_interleave(self.group, dim=1)[:, :columns]
         offset = self.offset.repeat_interleave(self.group, dim=1)[:, :columns]
         return self.q * scale + offset
 
     def regroup(self, bits: int, group: int) -> AffineGroups:
-        """The same weight with at least as many bits and groups that divide its own: nothing is rounded.
+        """Return the same weight with other bits and groups, without rounding.
+
+        Args:
+            bits: at least the present ones.
+            group: a divisor of the present group.
 
         Raises:
             ValueError: fewer bits, or a group that does not divide the present one.
@@ -79,38 +84,42 @@ class AffineGroups:
 
 
 def check_group(group: int) -> None:
-    """
-    Raises:
-        ValueError: it is neither 16, 32 nor a multiple of 64.
-    """
+    """Raise ValueError unless the group is 16, 32 or a multiple of 64."""
     if group not in (16, 32) and (group <= 0 or group % 64):
         raise ValueError(f"group={group!r}: expected 16, 32 or a multiple of 64")
 
 
 def shape_of(out_features: int, in_features: int, bits: int, group: int, *, half: bool) -> tuple[int, ...]:
-    """Of the packed data: [panels, groups, bits, bytes of a scale and an offset, the rest of a group's bytes].
+    """Return the shape of packed data: [panels, groups, bits, bytes of a scale and an offset, the rest of a group's bytes].
 
-    The third and fourth size tell the kernels what the bytes mean. `half`: scales and offsets are float16, else float32.
+    The kernels read the format from the third and fourth size.
+
+    Args:
+        half: whether scales and offsets are float16, else float32.
     """
     pair = 4 if half else 8
-    whole = PANEL_FEATURES * (pair + group * bits // 8)
-    return (-(-out_features // PANEL_FEATURES), -(-in_features // group), bits, pair, whole // (bits * pair))
+    nbytes = PANEL_FEATURES * (pair + group * bits // 8)
+    return (-(-out_features // PANEL_FEATURES), -(-in_features // group), bits, pair, nbytes // (bits * pair))
 
 
 def form_of(data: Tensor) -> tuple[int, int, bool]:
-    """bits, group and half of `pack`'s result."""
+    """Return (bits, group, half) of packed data."""
     bits, pair, rest = (int(size) for size in data.shape[2:])
     return bits, (bits * pair * rest // PANEL_FEATURES - pair) * 8 // bits, pair == 4
 
 
 def quantize(weight: Tensor, bits: int, group: int) -> AffineGroups:
-    """The nearest weight among those with scales and offsets in float16, by least squares over a few ranges of each group.
+    """Quantize a weight to affine groups with float16 scales and offsets, by least squares over a few ranges of each group.
 
-    A weight that lies on such a grid (a dequantized GGUF file's) is met exactly where a group reaches both ends of the grid, or no
-    less than half of it.
+    A weight on such a grid (of a dequantized GGUF file) is exact if its groups span at least half of the grid.
 
     Args:
         weight: [N, K] floating point, finite.
+        bits: 4 or 8.
+        group: 16, 32 or a multiple of 64.
+
+    Raises:
+        ValueError: another group.
     """
     check_group(group)
     rows, columns = weight.shape
@@ -118,7 +127,7 @@ def quantize(weight: Tensor, bits: int, group: int) -> AffineGroups:
         empty = torch.zeros(rows, -(-columns // group))
         return AffineGroups(weight.to(torch.uint8), empty, empty, bits, group)
     values = weight.float()
-    if columns % group:  # by the last value, which does not widen the range
+    if columns % group:  # padded by the last value, which does not widen the range
         values = torch.cat([values, values[:, -1:].expand(-1, -columns % group)], dim=1)
     groups = values.view(rows, -1, group)
     scale, offset = best_range(groups, bits)
@@ -127,11 +136,12 @@ def quantize(weight: Tensor, bits: int, group: int) -> AffineGroups:
 
 
 def best_range(groups: Tensor, bits: int, importance: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Scale and offset, both [..., 1] and numbers of float16, with the least squared error.
+    """Return the scale and offset, both [..., 1] with values of float16, with the least squared error.
 
     Args:
         groups: [..., group] float32.
-        importance: [group], what the squared error of each counts; None: 1.
+        bits: 4 or 8.
+        importance: [group], weights of the squared errors, or None for ones.
     """
     least, most = groups.amin(-1, keepdim=True), groups.amax(-1, keepdim=True)
     best = torch.full_like(least, torch.inf)
@@ -154,27 +164,27 @@ def _ranges(bits: int) -> list[tuple[int, float]]:
 
 
 def nearest(values: Tensor, scale: Tensor, offset: Tensor, bits: int) -> Tensor:
-    """q of `values`, in float32: within the range of `bits` the nearest."""
+    """Return the nearest q of `values` in the range of `bits`, in float32."""
     return ((values - offset) / torch.where(scale > 0, scale, 1.0)).round_().clamp_(0, 2**bits - 1)
 
 
 class NotHalfError(ValueError):
-    """Scales or offsets are not numbers of half precision."""
+    """A scale or offset is not representable in float16."""
 
 
 def pack(weight: AffineGroups, *, half: bool | None = None) -> Tensor:
-    """The bytes of whole panels, in the order in which the kernels read them.
+    """Pack the weight into bytes of whole panels, in the order in which the kernels read them.
 
     Args:
-        half: whether scales and offsets are stored in float16, else in float32; None: where that is exact.
+        half: store scales and offsets in float16 if True, float32 if False, float16 where that is exact if None.
 
     Raises:
-        NotHalfError: `half`, and they are not numbers of float16.
+        NotHalfError: `half` is True, and a scale or offset is not representable in float16.
 
     Returns:
-        uint8 of `shape_of`: of each group the 32 scales and 32 offsets of a panel; then 128 bytes for every 4 input features, byte
-        4 f + i of which is feature i of output feature f, or, of 4 bits, for every 8: feature i in the low half and feature 4 + i
-        in the high half.
+        uint8 of `shape_of`. Each group has the 32 scales and 32 offsets of a panel, then the values. With 8 bits, each 4 input
+        features are 128 bytes, and byte 4 f + i is feature i of output feature f. With 4 bits, each 8 input features are 128 bytes,
+        with feature i in the low and feature 4 + i in the high half.
     """
     rows, columns = weight.q.shape
     group, bits = weight.group, weight.bits
@@ -208,7 +218,7 @@ def _is_half(values: Tensor) -> bool:
 
 
 def unpack(data: Tensor, out_features: int, in_features: int) -> AffineGroups:
-    """What `pack` was given."""
+    """Return the weight that `pack` packed."""
     bits, group, half = form_of(data)
     panels, groups = data.shape[:2]
     if data.numel() == 0:

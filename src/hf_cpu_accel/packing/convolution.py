@@ -1,15 +1,16 @@
-"""Weights of convolutions in the order in which the kernels read them.
+"""Packing of weights of convolutions.
 
-The weight of a window is that of a linear layer on its pixels, as [window row, window column, channel] (see linear.py). Others
-have other dimensions:
+Most weights are packed as a linear layer on the pixels of a window, [window row, window column, channel] (see linear.py). Three
+kinds have other dimensions:
 
     windows      data[panel, pixel of the window, channel word, feature in panel, value in word]
     tiles        data[panel, row of the tile, column of the tile, channel word, feature in panel, value in word]
     groups       data[pixel of the window, channel of the group, channel], float32
 
-The first are int8 weights that meet images which are quantized as a whole, since windows share pixels, and are not rotated. The
-second meet images that are cut into tiles (winograd.py): 16 weights of linear layers, int8 ones with a scale and sum for each,
-float32 [2, 16, out_features].
+- windows: int8 weights for images that are quantized as a whole and not rotated, since windows share pixels.
+- tiles: weights for images that are cut into tiles (winograd.py), 16 weights of linear layers. int8 ones have a scale and a sum for
+  each, float32 [2, 16, out_features].
+- groups: weights of grouped convolutions.
 """
 
 from __future__ import annotations
@@ -33,10 +34,11 @@ from hf_cpu_accel.packing.linear import (
 )
 from hf_cpu_accel.packing.rotated import CHUNK_VALUES, quantize_per_feature
 
-# Of images that are quantized as a whole, or cut into tiles: those of a pixel fill whole lines of packed input.
+# Images are quantized as a whole, or cut into tiles, in multiples of these channels, so that pixels fill whole lines of packed
+# input.
 IMAGE_CHANNELS, TILE_CHANNELS = 64, 32
 
-# Of input and output, for tiles: what comes before and after the products takes as long as so many channels save.
+# The minimum input and output channels for tiles: with fewer, the transforms take longer than the products save.
 _LEAST_CHANNELS = {"float32": 1, "bfloat16": 1, "int8": 192}
 
 Shapes = list[tuple[tuple[int, ...], torch.dtype]]
@@ -48,10 +50,10 @@ def pack_conv2d(weight: Tensor, dtype: str, *, tiled: bool = False) -> PackedWei
     Args:
         weight: [out_channels, in_channels, kernel height, kernel width], floating point, finite.
         dtype: one of `packing.DTYPES`.
-        tiled: for images that are cut into tiles.
+        tiled: pack for images that are cut into tiles.
 
     Raises:
-        ValueError: for another dtype, a weight of another shape, or `tiled` where `takes_tiles` says no.
+        ValueError: another dtype, a weight of another shape, or `tiled` for a weight that `takes_tiles` excludes.
     """
     if weight.dim() != 4:
         raise ValueError(f"weight of shape {tuple(weight.shape)}: must be [out, in, height, width]")
@@ -73,11 +75,13 @@ def pack_conv2d(weight: Tensor, dtype: str, *, tiled: bool = False) -> PackedWei
 
 
 def pack_grouped(weight: Tensor) -> PackedWeight:
-    """The weight [C, channels of a group, kernel height, kernel width] of a convolution of C channels in groups, each of as many
-    outputs as inputs, in float32.
+    """Pack the weight of a grouped convolution with as many outputs as inputs, in float32.
+
+    Args:
+        weight: [C, channels of a group, kernel height, kernel width], floating point.
 
     Raises:
-        ValueError: for a weight of another shape.
+        ValueError: a weight of another shape.
     """
     if weight.dim() != 4 or 0 in weight.shape or weight.shape[0] % weight.shape[1]:
         raise ValueError(
@@ -88,21 +92,21 @@ def pack_grouped(weight: Tensor) -> PackedWeight:
 
 
 def is_grouped(data: Tensor) -> bool:
-    """Whether that is the data of a weight of groups."""
+    """Return whether this is the data of a weight of a grouped convolution."""
     return data.dim() == 3 and data.dtype is torch.float32
 
 
 def takes_tiles(
     shape: Sequence[int], dtype: str, stride: Sequence[int] = (1, 1), dilation: Sequence[int] = (1, 1)
 ) -> bool:
-    """Whether a convolution with a weight of that shape can be computed by tiles, in about half of the time."""
+    """Return whether a convolution with a weight of that shape can be computed by tiles, in about half of the time."""
     dense = all(step == 1 for step in (*stride, *dilation)) and tuple(shape[2:]) == (3, 3)
     least = _LEAST_CHANNELS.get(dtype)
     return dense and least is not None and min(shape[:2]) >= least and shape[1] % TILE_CHANNELS == 0
 
 
 def packed_shapes(shape: Sequence[int], dtype: str, *, tiled: bool = False) -> Shapes:
-    """Shape and dtype of the `data`, and of the `scale` if there is one, that `pack_conv2d` makes of a weight of that shape."""
+    """Return shape and dtype of the `data`, and of the `scale` if there is one, of `pack_conv2d` for a weight of that shape."""
     out_channels, channels, *sides = shape
     pixels = math.prod(sides)
     if tiled:
@@ -116,8 +120,10 @@ def packed_shapes(shape: Sequence[int], dtype: str, *, tiled: bool = False) -> S
 
 
 def unpack_conv2d(packed: PackedWeight, kernel_size: Sequence[int]) -> Tensor:
-    """The weight [out_channels, in_channels, *kernel_size] in float32: bit for bit the original for "float32", up to rounding where
-    it is for tiles; dequantized otherwise."""
+    """Return the weight [out_channels, in_channels, *kernel_size] in float32.
+
+    It is bit-identical for "float32" (up to rounding for tiles), and dequantized for other dtypes.
+    """
     if is_of_tiles(packed.data):
         return winograd.recover_weight(transformed_weight(packed))
     if is_of_windows(packed.data):
@@ -132,17 +138,17 @@ def unpack_conv2d(packed: PackedWeight, kernel_size: Sequence[int]) -> Tensor:
 
 
 def is_of_windows(data: Tensor) -> bool:
-    """Whether that is the data of a weight for images that are quantized as a whole."""
+    """Return whether this is the data of a weight for images that are quantized as a whole."""
     return data.dim() == 5
 
 
 def is_of_tiles(data: Tensor) -> bool:
-    """Whether that is the data of a weight for tiles."""
+    """Return whether this is the data of a weight for tiles."""
     return data.dim() == 6
 
 
 def transformed_weight(packed: PackedWeight) -> Tensor:
-    """What `winograd.transform_weight` made of a weight for tiles, as it was rounded: [16, N, C] float32."""
+    """Return the transformed weight of `winograd.transform_weight` after rounding, [16, N, C] float32."""
     weights = []
     for position, data in enumerate(packed.data.flatten(1, 2).unbind(1)):
         scale = None if packed.scale is None else packed.scale[:, position]
@@ -156,7 +162,7 @@ def _quantizes_images(shape: Sequence[int], dtype: str) -> bool:
 
 
 def _pack_windows(weight: Tensor) -> PackedWeight:
-    """[N, pixels of the window, C]."""
+    """Pack a weight [N, pixels of the window, C] for images that are quantized as a whole."""
     out_channels, pixels, channels = weight.shape
     values, scale = quantize_per_feature(weight.flatten(1).float())
     (shape, kind), _ = packed_shapes((out_channels, channels, pixels), "int8")
@@ -166,7 +172,7 @@ def _pack_windows(weight: Tensor) -> PackedWeight:
 
 
 def _pack_tiles(weight: Tensor, dtype: str) -> PackedWeight:
-    """[N, C, 3, 3]. Some panels at a time: packing must not take much more memory than the result."""
+    """Pack a weight [N, C, 3, 3] for tiles, a few panels at a time, so that packing needs little more memory than the result."""
     out_channels, channels, *_ = weight.shape
     (shape, kind), *sums = packed_shapes(weight.shape, dtype, tiled=True)
     data, scale = allocate(shape, kind), allocate(*sums[0]) if sums else None

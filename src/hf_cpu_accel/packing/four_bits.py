@@ -1,7 +1,7 @@
-"""Which of the two four-bit forms holds a weight better: `int4` (int4.py) or affine groups (affine.py).
+"""The choice between the two 4-bit forms of a weight: `int4` (int4.py) or affine groups (affine.py).
 
-On trained weights the two are alike, and int4 has fewer bytes (4.25 bits against 5 in groups of 32) and products of 8 bits. One
-that was quantized before lies on a grid, which affine groups meet exactly, and the rotation of int4 does not.
+For trained weights the errors are alike, and int4 is smaller (4.25 bits against 5 in groups of 32) and multiplies in 8 bits. A
+weight that was quantized before is on a grid, which affine groups represent exactly, and the rotation of int4 does not.
 """
 
 from __future__ import annotations
@@ -11,13 +11,12 @@ from torch import Tensor
 from hf_cpu_accel.packing.linear import pack_linear, unpack_linear
 
 _SAMPLED_ROWS = 64
-# Affine groups have to pay for their bytes and their slower products: they are taken where they halve the error.
+# Affine groups are larger and slower, so they are used only if they halve the error.
 _WORTH_IT = 0.5
 
 
 def nearest_form(weight: Tensor, dtype: str, group: int) -> str:
-    """What `weight` [N, K] is packed as where `dtype` is asked for: "affine4" in place of "int4" where a few rows say that it is
-    much nearer."""
+    """Return the form to pack `weight` [N, K] in: `dtype`, or "affine4" for "int4" if its error on a few rows is much smaller."""
     if dtype != "int4" or weight.numel() == 0:
         return dtype
     step = max(1, weight.shape[0] // _SAMPLED_ROWS)

@@ -1,15 +1,14 @@
-"""Four-bit weights: one of 16 levels per value, a small integer per group of input features, a float per output feature.
+"""4-bit weights: one of 16 levels per value, a small integer per group of input features, a float per output feature.
 
     weight[n, k] = scale[n] * multiplier[n, k // group] * LEVELS[index[n, k]]
 
-multiplier * level is an integer of at most 120, so a weight is an int8 weight that takes 4 bits (and 8 per group): products
-with 8-bit activations are exact integers, many rows at once run at the speed of int8 (W4A8), and what the activations need
-(rotation, scale, zero point) is what they need for int8. Scales in two steps are those of QServe (Lin et al. 2024,
-arXiv:2405.04532).
+multiplier * level is an integer of at most 120, so a weight is an int8 weight stored in 4 bits (plus 8 per group). Products with
+8-bit activations are exact integers, and many rows run at the speed of int8 (W4A8). The activations are rotated and quantized as
+for int8. Two-step scales are from QServe (Lin et al. 2024, arXiv:2405.04532).
 
-The levels are denser in the middle, since rotated weights are nearly normally distributed: evenly spaced ones cost 5 to 7 %
-more error. Multipliers have a sign, and the levels reach further below zero than above: what sticks out of a group can be on the
-side where there is room for it.
+The levels are denser in the middle, since rotated weights are nearly normally distributed: evenly spaced levels have 5 to 7 % more
+error. Multipliers have a sign, and the levels reach further below zero than above, so the largest value of a group can be on the
+side with more room.
 """
 
 from __future__ import annotations
@@ -22,23 +21,21 @@ LEVELS = (-10, -8, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 7, 9)
 LARGEST_MULTIPLIER = 12
 ZERO = LEVELS.index(0)
 
-# The largest weight of a row is this many steps of its scale: a little more than 10 * 12, which clips it, serves the rest better.
+# The largest weight of a row is this many steps of its scale: a little more than 10 * 12, which clips it for less error in the
+# rest.
 _LARGEST = 127.0
 # Multipliers tried per sign, from the one that makes a group's largest value this level.
 _TRIED, _FROM_LEVEL = 4, (10.5, 9.5)
 
 
 def check_group(group: int) -> None:
-    """
-    Raises:
-        ValueError: it is none of GROUPS.
-    """
+    """Raise ValueError unless the group is in GROUPS."""
     if group not in GROUPS:
         raise ValueError(f"group={group!r}: expected one of {', '.join(map(str, GROUPS))}")
 
 
 def quantize(weight: Tensor, group: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The nearest four-bit weight, among those with a scale by the largest value of each row.
+    """Return the nearest 4-bit weight, with a scale from the largest value of each row.
 
     Args:
         weight: [N, K] float32, finite; K divisible by group.
@@ -61,17 +58,17 @@ def quantize(weight: Tensor, group: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def best_multipliers(steps: Tensor, importance: Tensor | None = None) -> Tensor:
-    """Those with the least squared error, in float32 [..., 1].
+    """Return the multipliers with the least squared error, float32 [..., 1].
 
     Args:
-        steps: groups of weights [..., group] in steps of the scales of their rows.
-        importance: [group], what the squared error of each counts; None: 1.
+        steps: groups of weights [..., group], divided by the scales of their rows.
+        importance: [group], weights of the squared errors, or None for ones.
     """
     low, high = steps.amin(dim=-1, keepdim=True), steps.amax(dim=-1, keepdim=True)
     largest = torch.maximum(-low, high)
     best = torch.full_like(largest, torch.inf)
     multiplier = torch.zeros_like(largest)
-    # LEVELS[0] is the level that reaches furthest: it serves the value that sticks out if that has the multiplier's other sign.
+    # LEVELS[0] is the largest level in magnitude; it is used by the largest value if that has the sign opposite to the multiplier.
     outward = torch.where(-low >= high, 1.0, -1.0)
     for sign, level in zip((outward, -outward), _FROM_LEVEL, strict=True):
         first = torch.floor(largest / level).clamp_(1, LARGEST_MULTIPLIER)
@@ -86,19 +83,19 @@ def best_multipliers(steps: Tensor, importance: Tensor | None = None) -> Tensor:
 
 
 def row_scales(weight: Tensor) -> Tensor:
-    """[N], the scales of the rows of `weight` [N, K]: by the largest value of each."""
+    """Return the scales [N] of the rows of `weight` [N, K], from the largest value of each row."""
     return weight.abs().amax(dim=1) / _LARGEST
 
 
 def nearest(values: Tensor) -> Tensor:
-    """index - ZERO of the level nearest to each value. Beyond 5 and -6 levels are two apart."""
+    """Return index - ZERO of the level nearest to each value. Beyond 5 and -6 levels are two apart."""
     half = values * 0.5
     bent = torch.maximum(torch.minimum(values, half + 2.5), half.sub_(3))
     return bent.round_().clamp_(-ZERO, len(LEVELS) - 1 - ZERO)
 
 
 def levels_of(index: Tensor) -> Tensor:
-    """LEVELS[index + ZERO]."""
+    """Return LEVELS[index + ZERO]."""
     double = index * 2
     return torch.minimum(torch.maximum(index, double - 5), double.add_(6))
 

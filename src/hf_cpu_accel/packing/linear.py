@@ -1,20 +1,18 @@
-"""Weights in the order in which the kernels read them: plain strided tensors plus a small header.
+"""Packing of weights of linear layers: strided tensors in the order in which the kernels read them, and a small header.
 
-A weight [N, K] becomes panels of 32 output features. Inside a panel the weights of one "word" of input features (4 bytes: one
-float32, two bfloat16 or four int8 values) stand side by side for the 32 features, so that the kernel streams it front to back:
+A weight [N, K] becomes panels of 32 output features. Inside a panel, the weights of one "word" of input features (4 bytes: one
+float32, two bfloat16 or four int8 values) are adjacent for the 32 features, so that the kernel reads it sequentially:
 
     data[panel, k_word, feature in panel, value in word]        shape [ceil(N/32), ceil(K/per_word), 32, per_word]
 
-Weights that are chosen for their size have one dimension less, by which the kernels tell them apart:
+Smaller forms have one dimension less, by which the kernels distinguish them:
 
     int8-weight  data[panel, k_word, 4 * feature in panel + value in word]: int8 weights for activations in 16 bits
     int4         data[panel, group, byte]: see packing/int4.py; activations in 8 bits
 
-A float32 weight that something else has, too, may also stay as it is, [N, K], and be packed panel by panel as it is multiplied.
-
-Weights in affine groups have one dimension more (packing/affine.py); activations in 16 bits.
-
-and weights of convolutions may have more (packing/convolution.py).
+- A float32 weight that other code uses too may stay [N, K], and is packed panel by panel in each product.
+- Weights in affine groups have one dimension more (packing/affine.py), for activations in 16 bits.
+- Weights of convolutions may have more dimensions (packing/convolution.py).
 
 The layout is the same for every instruction-set tier and thread count: a packed weight can be saved on one machine and used on
 another. Padding is zero.
@@ -34,8 +32,8 @@ from hf_cpu_accel.packing.panels import PANEL_FEATURES, allocate, panels_of
 from hf_cpu_accel.packing.rotated import shape_of
 from hf_cpu_accel.packing.rotation import rotate
 
-DTYPES = ("float32", "bfloat16", "int8", "int8-weight", "int4")  # that one may ask for
-FORMS = (*DTYPES, "affine8", "affine4")  # that a packed weight may have
+DTYPES = ("float32", "bfloat16", "int8", "int8-weight", "int4")  # for `pack_linear` and the config
+FORMS = (*DTYPES, "affine8", "affine4")  # of packed weights
 QUANTIZED = ("int8", "int8-weight", "int4")  # values of the rotated weight, with a scale per output feature
 
 
@@ -49,8 +47,8 @@ class PackedWeight:
             32 + 16 group]; "affine4" and "affine8": uint8, see affine.py. Weights of convolutions: also as in convolution.py. A
             float32 weight that is not packed: [out_features, in_features].
         scale: QUANTIZED only, float32 [2, out_features]: row 0 the scale of each output feature, row 1 the sum of its integer
-            weights (which takes the input's zero point out again); None otherwise. The integers are those of the rotated
-            weight, except where images are quantized as a whole.
+            weights (to subtract the input's zero point); None otherwise. The integers are those of the rotated weight, except
+            where images are quantized as a whole.
         in_features, out_features: K and N of the original weight.
         dtype: one of FORMS.
     """
@@ -66,10 +64,10 @@ class PackedWeight:
         return self.data.nbytes + (self.scale.nbytes if self.scale is not None else 0)
 
     def narrow(self, start: int, length: int) -> PackedWeight:
-        """The output features [start, start + length), the data as a view.
+        """Return the output features [start, start + length), with the data as a view.
 
         Raises:
-            ValueError: if start is not a multiple of 32, or the range leaves the weight.
+            ValueError: start is not a multiple of 32, or the range is not inside the weight.
         """
         if start % PANEL_FEATURES or start < 0 or length < 0 or start + length > self.out_features:
             raise ValueError(
@@ -81,7 +79,7 @@ class PackedWeight:
         first, count = start // PANEL_FEATURES, -(-length // PANEL_FEATURES)
         scale = None if self.scale is None else self.scale[..., start : start + length]
         if scale is not None and scale.dim() > 2:
-            scale = scale.contiguous()  # of a weight for tiles, which the kernel finds by position
+            scale = scale.contiguous()  # of a weight for tiles, which the kernel indexes by position
         return replace(self, data=self.data[first : first + count], scale=scale, out_features=length)
 
 
@@ -91,12 +89,12 @@ def pack_linear(weight: Tensor, dtype: str, *, int4_group: int = 32) -> PackedWe
     Args:
         weight: [N, K], floating point, finite.
         dtype: "float32" (exact), "bfloat16" (rounded to nearest even), or one of these on the rotated weight (rotation.py):
-            "int8" and "int8-weight": symmetric per output feature: scale = max|row| / 127, value = round(row / scale); at most
-            scale/2 off. "int4": packing/int4.py. "affine4", "affine8": the weight as it is, by `affine.quantize`.
-        int4_group: input features that share a multiplier of int4, 32, 64 or 128, or a scale and an offset of affine groups.
+            "int8" and "int8-weight": symmetric per output feature: scale = max|row| / 127, value = round(row / scale), with an
+            error of at most scale / 2. "int4": packing/int4.py. "affine4", "affine8": not rotated, by `affine.quantize`.
+        int4_group: the number of input features per multiplier of int4 (32, 64 or 128), or per scale and offset of affine groups.
 
     Raises:
-        ValueError: for another dtype or group, or a weight that is not a matrix.
+        ValueError: another dtype or group, or a weight that is not a matrix.
     """
     if weight.dim() != 2 or not weight.is_floating_point():
         raise ValueError(
@@ -117,7 +115,7 @@ def pack_linear(weight: Tensor, dtype: str, *, int4_group: int = 32) -> PackedWe
 
 
 def pack_affine(weight: AffineGroups, *, half: bool | None = None) -> PackedWeight:
-    """A weight in affine groups, as it is; `half` as for `affine.pack`."""
+    """Pack a weight in affine groups without rounding; `half` as in `affine.pack`."""
     packed = affine.pack(weight, half=half)
     data = allocate(packed.shape, packed.dtype).copy_(packed)
     return PackedWeight(data, None, weight.q.shape[1], weight.q.shape[0], weight.dtype)
@@ -126,14 +124,14 @@ def pack_affine(weight: AffineGroups, *, half: bool | None = None) -> PackedWeig
 def shapes_of(
     out_features: int, in_features: int, dtype: str, *, int4_group: int = 32
 ) -> list[tuple[tuple[int, ...], torch.dtype]]:
-    """Shape and dtype of the `data` of a packed weight N x K, and of its `scale` if it has one.
+    """Return shape and dtype of the `data` of a packed weight N x K, and of its `scale` if it has one.
 
     Raises:
-        ValueError: for a dtype outside of FORMS.
+        ValueError: the dtype is not in FORMS.
     """
     if dtype not in FORMS:
         raise ValueError(f"dtype={dtype!r}: expected one of {', '.join(FORMS)}")
-    if dtype in BITS:  # whose scales are in float16 where `affine.quantize` finds them
+    if dtype in BITS:  # `affine.quantize` returns scales in float16
         return [(affine.shape_of(out_features, in_features, BITS[dtype], int4_group, half=True), torch.uint8)]
     panels = -(-out_features // PANEL_FEATURES)
     data: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
@@ -147,62 +145,64 @@ def shapes_of(
 
 
 def pack_stack(weights: Iterable[Tensor], count: int, dtype: str, *, int4_group: int = 32) -> PackedWeight:
-    """The weights of several linear layers as one, the output features of each behind those of the one before.
+    """Pack the weights of several linear layers as one, with concatenated output features.
 
-    They are packed one by one: besides the result, memory is needed for one of them.
+    They are packed one by one, so that only one of them is in memory besides the result.
 
     Args:
-        weights: `count` of them, at least one, all [N, K] with N a multiple of 32.
-        dtype, int4_group: as for `pack_linear`.
+        weights: `count` weights, at least one, all [N, K] with N a multiple of 32.
+        count: the number of weights.
+        dtype, int4_group: as in `pack_linear`.
 
     Raises:
-        ValueError: as `pack_linear`, or N is not a multiple of 32.
+        ValueError: as in `pack_linear`, or N is not a multiple of 32.
     """
-    return _stacked((pack_linear(weight, dtype, int4_group=int4_group) for weight in weights), count)
+    return _stack((pack_linear(weight, dtype, int4_group=int4_group) for weight in weights), count)
 
 
 def pack_affine_stack(weight: Callable[[int], AffineGroups], count: int) -> PackedWeight:
-    """The same of weights in affine groups, as they are.
+    """Pack weights in affine groups as one, without rounding.
 
     Args:
-        weight: number -> one of them; it is asked for each again where scales turn out not to be numbers of float16.
+        weight: a function from the index to the weight; called again for all if a scale is not representable in float16.
+        count: the number of weights.
 
     Raises:
         ValueError: N is not a multiple of 32.
     """
     try:
-        return _stacked((pack_affine(weight(number), half=True) for number in range(count)), count)
+        return _stack((pack_affine(weight(number), half=True) for number in range(count)), count)
     except affine.NotHalfError:
-        return _stacked((pack_affine(weight(number), half=False) for number in range(count)), count)
+        return _stack((pack_affine(weight(number), half=False) for number in range(count)), count)
 
 
-def _stacked(weights: Iterable[PackedWeight], count: int) -> PackedWeight:
-    whole: PackedWeight | None = None
+def _stack(weights: Iterable[PackedWeight], count: int) -> PackedWeight:
+    stack: PackedWeight | None = None
     for number, packed in enumerate(weights):
         rows, panels = packed.out_features, len(packed.data)
         if rows % PANEL_FEATURES or not rows:
             raise ValueError(
                 f"weights of {rows} output features: must be a multiple of {PANEL_FEATURES} to be stacked"
             )
-        if whole is None:
+        if stack is None:
             data = allocate((count * panels, *packed.data.shape[1:]), packed.data.dtype)
             scale = None if packed.scale is None else torch.empty(2, count * rows, dtype=torch.float32)
-            whole = replace(packed, data=data, scale=scale, out_features=count * rows)
-        whole.data[number * panels : (number + 1) * panels] = packed.data
-        if whole.scale is not None and packed.scale is not None:
-            whole.scale[:, number * rows : (number + 1) * rows] = packed.scale
-    if whole is None:
+            stack = replace(packed, data=data, scale=scale, out_features=count * rows)
+        stack.data[number * panels : (number + 1) * panels] = packed.data
+        if stack.scale is not None and packed.scale is not None:
+            stack.scale[:, number * rows : (number + 1) * rows] = packed.scale
+    if stack is None:
         raise ValueError("weights is empty: at least one is required")
-    return whole
+    return stack
 
 
 def dtype_of(data: Tensor) -> str:
-    """The packed dtype that `PackedWeight.data` is of.
+    """Return the packed dtype of `PackedWeight.data`.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the tensor is not the data of a packed weight.
     """
-    known = {
+    forms = {
         (torch.float32, 2): "float32",  # not packed
         (torch.float32, 4): "float32",
         (torch.bfloat16, 4): "bfloat16",
@@ -216,14 +216,14 @@ def dtype_of(data: Tensor) -> str:
     }
     if data.dtype is torch.uint8 and data.dim() == 5:
         return f"affine{data.shape[2]}"
-    dtype = known.get((data.dtype, data.dim()))
+    dtype = forms.get((data.dtype, data.dim()))
     if dtype is None:
         raise ValueError(f"data of dtype {data.dtype} and shape {tuple(data.shape)} is not a packed weight")
     return dtype
 
 
 def _pack_rotated(weight: Tensor, dtype: str, group: int) -> tuple[Tensor, Tensor]:
-    """Data and scale of integer weights."""
+    """Return the data and scale of integer weights."""
     if dtype == "int4":
         int4.check_group(group)
     (shape, kind), (scale_shape, scale_kind) = shapes_of(
@@ -236,7 +236,7 @@ def _pack_rotated(weight: Tensor, dtype: str, group: int) -> tuple[Tensor, Tenso
 
 
 def unpack_linear(packed: PackedWeight) -> Tensor:
-    """The weight [N, K] in float32: bit for bit the original for "float32", dequantized otherwise."""
+    """Return the weight [N, K] in float32: bit-identical for "float32", dequantized otherwise."""
     if packed.dtype in BITS:
         return affine.unpack(packed.data, packed.out_features, packed.in_features).dequantize()
     values = unpack_values(packed).float()
@@ -246,8 +246,11 @@ def unpack_linear(packed: PackedWeight) -> Tensor:
 
 
 def unpack_values(packed: PackedWeight) -> Tensor:
-    """The weight [N, K], contiguous: float32, bfloat16, or the integers of QUANTIZED in int8, neither scaled nor rotated back. Not
-    of affine groups, which no other provider multiplies."""
+    """Return the stored values [N, K], contiguous: float32, bfloat16, or the integers of QUANTIZED in int8, not scaled or rotated
+    back.
+
+    Not for affine groups, which no other provider multiplies.
+    """
     if packed.data.dim() == 2:
         return packed.data
     if packed.dtype == "int4":
@@ -260,11 +263,11 @@ def unpack_values(packed: PackedWeight) -> Tensor:
 
 
 def concat(weights: Sequence[PackedWeight]) -> PackedWeight:
-    """One packed weight with the output features of all of them in a row (q, k and v; gate and up).
+    """Concatenate the output features of packed weights (q, k and v; gate and up).
 
     Raises:
-        ValueError: if the weights differ in dtype, int4 group or in_features, or one but the last has out_features not divisible
-            by 32.
+        ValueError: the weights differ in dtype, int4 group or in_features, or out_features of one but the last is not divisible by
+            32.
     """
     first = weights[0]
     alike = (first.dtype, first.in_features, first.data.shape[1:])

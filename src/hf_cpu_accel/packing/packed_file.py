@@ -1,4 +1,4 @@
-"""The file of a packed model: its packed weights, its other tensors, and how it was accelerated."""
+"""The file of a packed model: its packed weights, its other tensors, and the settings of the acceleration."""
 
 from __future__ import annotations
 
@@ -21,11 +21,13 @@ _KEY = "cpu_accel"
 
 @dataclass(frozen=True)
 class PackedModelFile:
-    """
+    """The content of the file of a packed model.
+
     Attributes:
+        path: the file.
         weights: the packed weights; their tensors are views of the mapped file.
-        plain: the other parameters and buffers by their paths, likewise.
-        about: what was given to `write_packed`.
+        plain: the other parameters and buffers by their paths, also views.
+        about: the argument of `write_packed`.
     """
 
     path: Path
@@ -41,10 +43,10 @@ def write_packed(
 
     Args:
         plain: parameters and buffers that are not packed, by their paths.
-        about: of plain JSON types: how the model was accelerated.
+        about: the settings of the acceleration, as JSON types.
 
     Raises:
-        ValueError: a tensor in a dtype that safetensors does not have.
+        ValueError: safetensors does not support the dtype of a tensor.
         OSError: the file cannot be written.
     """
     tensors: dict[str, Tensor] = {}
@@ -63,16 +65,16 @@ def write_packed(
             }
         )
     header = {"format_version": FORMAT_VERSION, "about": dict(about), "weights": rows, "plain": list(plain)}
-    # Larger ones first, so that what kernels stream begins where pages do.
+    # Larger tensors first, so that the weights start at pages.
     ordered = dict(sorted(tensors.items(), key=lambda item: -item[1].nbytes))
     return write(path, {**ordered, **plain}, {"format": "pt", _KEY: json.dumps(header)})
 
 
 def check_version(version: object, written_by: str) -> None:
-    """For a config that names the version of the format.
+    """Check the version of the format in a config.
 
     Raises:
-        DamagedFile: another one than this version of hf_cpu_accel reads.
+        DamagedFile: this version of hf_cpu_accel does not read it.
     """
     if version != FORMAT_VERSION:
         raise DamagedFile(
@@ -82,11 +84,11 @@ def check_version(version: object, written_by: str) -> None:
 
 
 def read_packed(path: Path) -> PackedModelFile:
-    """Map a packed model. Everything in the file is compared with its checksums before anything is given out.
+    """Map the file of a packed model, and verify all checksums.
 
     Raises:
-        DamagedFile: it is truncated, foreign or changed, or in a format that is newer than this version of hf_cpu_accel.
-        OSError: it cannot be read.
+        DamagedFile: the file is truncated, changed, not a packed model, or of another format version.
+        OSError: the file cannot be read.
     """
     file = TensorFile(path)
     try:
@@ -112,10 +114,9 @@ def read_packed(path: Path) -> PackedModelFile:
 
 def _weight(row: Mapping[str, Any], file: TensorFile) -> SavedWeight:
     first = row["parameters"][0]
-    found = {name.removeprefix(f"{first}.packed"): file[name] for name in row["tensors"]}
-    packed = PackedWeight(
-        found[""], found.get("_scale"), int(row["in_features"]), int(row["out_features"]), str(row["dtype"])
-    )
+    tensors = {name.removeprefix(f"{first}.packed"): file[name] for name in row["tensors"]}
+    sizes = int(row["in_features"]), int(row["out_features"])
+    packed = PackedWeight(tensors[""], tensors.get("_scale"), *sizes, str(row["dtype"]))
     check_packed(packed)
-    check_permutation(permutation := found.get("_permutation"), packed.in_features)
-    return SavedWeight(str(row["rule"]), tuple(row["parameters"]), packed, found.get("_lost"), permutation)
+    check_permutation(permutation := tensors.get("_permutation"), packed.in_features)
+    return SavedWeight(str(row["rule"]), tuple(row["parameters"]), packed, tensors.get("_lost"), permutation)

@@ -1,4 +1,4 @@
-"""Integer weights: rotated, quantized and put into panels. What the op pack_rotated does at once, in plain torch."""
+"""Rotation, quantization and packing of integer weights in PyTorch: the reference of the op pack_rotated."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CHUNK_VALUES = 1 << 18  # 1 MB of float32 at a time
 
 
 def shape_of(out_features: int, in_features: int, group: int) -> tuple[int, ...]:
-    """Of the packed data: bytes of int4 in groups of `group`, or int8 where that is 0."""
+    """Return the shape of the packed data: bytes of int4 in groups of `group`, or int8 if `group` is 0."""
     panels = -(-out_features // PANEL_FEATURES)
     if group:
         return panels, -(-in_features // group), PANEL_FEATURES + 16 * group
@@ -24,13 +24,12 @@ def shape_of(out_features: int, in_features: int, group: int) -> tuple[int, ...]
 
 
 def pack_rotated_reference(weight: Tensor, group: int, data: Tensor, scale: Tensor) -> None:
-    """Fill `data` and `scale` of an integer weight. Some panels at a time: the rotation makes several float32 copies, and packing
-    must not take much more memory than one layer.
+    """Fill `data` and `scale` of an integer weight, a few panels at a time, since the rotation makes several float32 copies.
 
     Args:
         weight: [N, K] float32 or bfloat16.
-        group: input features that share a multiplier of int4, or 0 for int8.
-        data, scale: contiguous, of as many elements as in `shape_of` and [2, N], in any shape.
+        group: the number of input features per multiplier of int4, or 0 for int8.
+        data, scale: contiguous, with the number of elements of `shape_of` and [2, N], in any shape.
 
     Raises:
         ValueError: another group, or other sizes.
@@ -53,7 +52,7 @@ def pack_rotated_reference(weight: Tensor, group: int, data: Tensor, scale: Tens
 
 
 def _int4_panels(rotated: Tensor, group: int) -> tuple[Tensor, Tensor]:
-    """The bytes of whole panels, and scales and sums [2, N], of the rotated weight [N, K]."""
+    """Return the bytes of whole panels, and scales and sums [2, N], of the rotated weight [N, K]."""
     rows, columns = rotated.shape
     if rows % PANEL_FEATURES or columns % group:
         rotated = F.pad(rotated, (0, -columns % group, 0, -rows % PANEL_FEATURES))
@@ -62,7 +61,7 @@ def _int4_panels(rotated: Tensor, group: int) -> tuple[Tensor, Tensor]:
 
 
 def quantize_per_feature(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Symmetric int8 per output feature of float32 [N, K]: values int8 [N, K] and float32 [2, N] (scales; sums of the values)."""
+    """Quantize float32 [N, K] symmetrically to int8 per output feature: values int8 [N, K], and float32 [2, N] (scales; sums)."""
     step = weight.abs().amax(dim=1) / 127 if weight.shape[1] else weight.new_zeros(weight.shape[0])
     safe = torch.where(step > 0, step, torch.ones_like(step))
     values = torch.round(weight / safe[:, None]).clamp_(-127, 127).to(torch.int8)

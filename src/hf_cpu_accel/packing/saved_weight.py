@@ -1,4 +1,4 @@
-"""A packed weight on its way into a file and back: with the parameters that it was made of, and who made it."""
+"""A packed weight in a file, with the parameters that it was packed from and the rule that packed it."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from hf_cpu_accel.packing.linear import PANEL_FEATURES, PackedWeight
 
 @dataclass(frozen=True, eq=False)
 class SavedWeight:
-    """
+    """A packed weight in a file.
+
     Attributes:
         rule: the name of the rule that packed it (`rewrite/registry.py`).
-        parameters: the paths of the parameters that are in it, in their order (query, key and value are one packed weight).
-        packed: the packed weight. Of a convolution that oneDNN computes it is the plain weight, with the norm in it.
-        lost: rows of a convolution's weight that its norm multiplies by nothing, so that `packed` does not have them; or None.
-        permutation: int64 [in_features], the input features in the order in which `packed` has them; or None.
+        parameters: the paths of its parameters, in order (query, key and value are one packed weight).
+        packed: the packed weight. For a convolution that oneDNN computes, the plain weight with the norm folded in.
+        lost: rows of a convolution's weight that its norm multiplies by 0, which `packed` therefore lacks; or None.
+        permutation: int64 [in_features], the order of the input features in `packed`; or None.
     """
 
     rule: str
@@ -29,7 +30,7 @@ class SavedWeight:
     permutation: Tensor | None = None
 
     def tensors(self) -> dict[str, Tensor]:
-        """{name in the file: tensor}."""
+        """Return {name in the file: tensor}."""
         first = self.parameters[0]
         found = {f"{first}.packed": self.packed.data}
         if self.packed.scale is not None:
@@ -42,17 +43,17 @@ class SavedWeight:
 
 
 def check_packed(packed: PackedWeight) -> None:
-    """Whether a packed weight that was read is one that kernels may read: they trust its sizes.
+    """Check a packed weight from a file, because the kernels do not check its sizes.
 
     Raises:
-        ValueError: sizes that do not belong together, or scales that no packing gives.
+        ValueError: the sizes do not match, or a scale is not finite.
     """
     data, scale = packed.data, packed.scale
     rows, columns = packed.out_features, packed.in_features
     bits = re.search(r"\d+", packed.dtype)
     if bits is None or rows <= 0 or columns <= 0:
         raise ValueError(f"dtype={packed.dtype!r}, {rows} x {columns} features: not a valid packed weight")
-    # For oneDNN, which a panel of one feature is not.
+    # A plain weight for oneDNN.
     plain = data.dim() > 2 and data.dtype.is_floating_point and data.shape[0] == rows
     panels = -(-rows // PANEL_FEATURES)
     needed = panels * PANEL_FEATURES * columns * int(bits.group())
@@ -72,10 +73,7 @@ def check_packed(packed: PackedWeight) -> None:
 
 
 def check_permutation(permutation: Tensor | None, in_features: int) -> None:
-    """
-    Raises:
-        ValueError: it is no order of so many input features.
-    """
+    """Raise ValueError unless it is None or a permutation of the input features."""
     if permutation is None:
         return
     if permutation.dtype is not torch.int64 or permutation.shape != (in_features,):

@@ -1,8 +1,7 @@
-"""Files of tensors in the safetensors format that are mapped, not read: processes which map one share its pages.
+"""Files of tensors in the safetensors format that are mapped instead of read, so that processes share their pages.
 
-What safetensors leaves open is settled here: a SHA-256 of the header (itself left out) and a CRC-32 of each tensor stand in the
-metadata, and each tensor begins at a multiple of 64 bytes, the line that a kernel loads. A file that differs from what was
-written, by a single bit, is refused before any tensor of it is given out.
+Beyond safetensors, the metadata has a SHA-256 of the header (without the hash itself) and a CRC-32 of each tensor, and each tensor
+starts at a multiple of 64 bytes, the cache line that a kernel loads. A file that has changed by a single bit raises DamagedFile.
 """
 
 from __future__ import annotations
@@ -38,11 +37,11 @@ _DTYPES = {
     "BOOL": torch.bool,
 }
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
-_PADDING = "padding."  # what begins so, and a number, only fills up lines
+_PADDING = "padding."  # the prefix of tensors that only fill lines
 
 
 class DamagedFile(ValueError):
-    """A file that is not, or no longer, what was written. Nothing of it was used."""
+    """A file is damaged, has changed, or was not written by this package. Nothing of it was loaded."""
 
 
 @dataclass(frozen=True)
@@ -54,17 +53,17 @@ class _Entry:
 
 
 def write(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> int:
-    """Write `path`, in one step: who reads it meanwhile has the file as it was before.
+    """Write the file `path` atomically: processes that have it open keep the old file.
 
     Args:
         tensors: on the CPU; their names must not begin with "padding.".
-        metadata: strings, as safetensors has them.
+        metadata: strings by name, as in safetensors.
 
     Returns:
-        Bytes written.
+        The number of bytes.
 
     Raises:
-        ValueError: a dtype that safetensors does not have, or a reserved name.
+        ValueError: safetensors does not support a dtype, or a name is reserved.
         OSError: the file cannot be written.
     """
     values = {name: _bytes_of(name, tensor) for name, tensor in tensors.items()}
@@ -97,18 +96,18 @@ def write(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
 
 
 class TensorFile:
-    """A file that `write` made, mapped.
+    """A mapped file of `write`.
 
     Attributes:
-        path: where it is.
-        metadata: as it was given to `write`.
+        path: the file.
+        metadata: the metadata of `write`.
     """
 
     def __init__(self, path: Path) -> None:
         """
         Raises:
-            DamagedFile: it is truncated, foreign or changed; tensors are checked by `check`.
-            OSError: it cannot be read.
+            DamagedFile: the header is damaged, or the size is wrong. `check` verifies the tensors.
+            OSError: the file cannot be read.
         """
         self.path = path
         try:
@@ -123,7 +122,7 @@ class TensorFile:
         self._mapped = torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)
 
     def damaged(self, reason: object) -> DamagedFile:
-        """The error to raise for this file."""
+        """Return the error to raise for this file."""
         return DamagedFile(
             f"{self.path} cannot be loaded: {reason}. Nothing was loaded; write or download the file again"
         )
@@ -132,10 +131,10 @@ class TensorFile:
         return (name for name in self._entries if not name.startswith(_PADDING))
 
     def __getitem__(self, name: str) -> Tensor:
-        """The tensor: a view of the mapped file, which must not be written to.
+        """Return a tensor as a view of the mapped file, which must not be written to.
 
         Raises:
-            DamagedFile: there is no such tensor.
+            DamagedFile: the file has no such tensor.
         """
         entry = self._entries.get(name)
         if entry is None:
@@ -148,13 +147,13 @@ class TensorFile:
         )
 
     def check(self) -> None:
-        """Compare every tensor with its checksum, on all cores.
+        """Verify the checksums of all tensors, on all cores.
 
         Raises:
-            DamagedFile: one differs.
+            DamagedFile: a checksum is wrong.
         """
         content = self._mapped.numpy().data
-        # The largest first, so that the cores end together. zlib lets go of the interpreter while it reads.
+        # The largest first, so that the cores finish together. zlib releases the GIL.
         names = sorted(self._entries, key=lambda name: self._entries[name].begin - self._entries[name].end)
         with ThreadPoolExecutor(torch.get_num_threads()) as pool:
             right = dict(zip(names, pool.map(lambda name: self._is_right(name, content), names), strict=True))
@@ -181,7 +180,7 @@ def _bytes_of(name: str, tensor: Tensor) -> memoryview:
 
 
 def _checksum(row: dict[str, Any], content: memoryview) -> int:
-    """The CRC-32 of a tensor: of its dtype and shape, and of its bytes."""
+    """Return the CRC-32 of a tensor's dtype, shape and bytes."""
     return zlib.crc32(content, zlib.crc32(f"{row['dtype']} {row['shape']}".encode()))
 
 
@@ -190,14 +189,14 @@ def _row(dtype: str, shape: tuple[int, ...], begin: int, end: int) -> dict[str, 
 
 
 def _encoded(header: dict[str, Any]) -> bytes:
-    """The header as it is written: its length, itself, and blanks up to a whole line."""
+    """Return the bytes of the header: its length, its text, and blanks up to a whole line."""
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-(8 + len(text)) % LINE)
     return len(text).to_bytes(8, "little") + text
 
 
 def _read_header(prefix: bytes, file: BinaryIO, size: int) -> bytes:
-    """The bytes ahead of the first tensor."""
+    """Return the bytes before the first tensor."""
     length = int.from_bytes(prefix, "little")
     if len(prefix) < 8 or not 2 <= length <= min(_MOST_HEADER, size - 8):
         raise ValueError(
@@ -207,14 +206,14 @@ def _read_header(prefix: bytes, file: BinaryIO, size: int) -> bytes:
 
 
 def _parse(text: bytes, size: int) -> tuple[dict[str, _Entry], dict[str, Any]]:
-    """The tensors and the metadata of a header that is what was written, in a file of `size` bytes."""
+    """Return the tensors and the metadata of a header in a file of `size` bytes, after verifying its hash."""
     header = json.loads(text[8:])
     metadata = header.pop("__metadata__", None) if isinstance(header, dict) else None
     if not isinstance(metadata, dict) or _HEADER_HASH not in metadata or _CHECKSUMS not in metadata:
         raise ValueError("it has no checksums, so it was not written by hf_cpu_accel")
-    found = metadata.pop(_HEADER_HASH)
-    blank = text.replace(str(found).encode(), b"0" * 64, 1)
-    if hashlib.sha256(blank).hexdigest() != found:
+    stored = metadata.pop(_HEADER_HASH)
+    blank = text.replace(str(stored).encode(), b"0" * 64, 1)
+    if hashlib.sha256(blank).hexdigest() != stored:
         raise ValueError("its header has changed since it was written (SHA-256)")
     metadata[_CHECKSUMS] = json.loads(metadata[_CHECKSUMS])
     entries = {name: _entry(row) for name, row in header.items()}

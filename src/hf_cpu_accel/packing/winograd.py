@@ -1,12 +1,12 @@
-"""Winograd's convolution F(2 x 2, 3 x 3) (Lavin & Gray 2015, arXiv:1509.09308): 4 multiplications for each output pixel of a 3 x 3
-window that moves by one pixel, instead of 9.
+"""Winograd's convolution F(2 x 2, 3 x 3) (Lavin & Gray 2015, arXiv:1509.09308): 4 multiplications per output pixel of a 3 x 3
+window with stride 1, instead of 9.
 
-The image is cut into tiles of 4 x 4 pixels, each two further than the last, that give 2 x 2 output pixels:
+The image is cut into overlapping tiles of 4 x 4 pixels with stride 2. Each tile gives 2 x 2 output pixels:
 
     output = A^T [(G weight G^T) * (B^T tile B)] A
 
-with * number by number and a sum over the channels, so that the 16 positions of a tile are 16 matrix products. What rounding the
-middle to bfloat16 adds is about 1.5 times what rounding weight and image adds (benchmarks/history/2026-11.md).
+with * elementwise and a sum over the channels, so the 16 positions of a tile are 16 matrix products. Rounding the transformed
+values to bfloat16 adds about 1.5 times the error of rounding weight and image (benchmarks/history/2026-11.md).
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ def _matrix(*rows: tuple[float, ...]) -> Tensor:
 _B = _matrix((1, 0, -1, 0), (0, 1, 1, 0), (0, -1, 1, 0), (0, 1, 0, -1))
 _G = _matrix((1, 0, 0), (0.5, 0.5, 0.5), (0.5, -0.5, 0.5), (0, 0, 1))
 _A = _matrix((1, 1, 1, 0), (0, 1, -1, -1))
-# The one number of a column of the weight that is not among the 4 of G weight is the difference of the two in the middle.
+# The middle number of a column of the weight is the difference of the two middle ones of the 4 numbers of G weight.
 _G_INVERSE = _matrix((1, 0, 0, 0), (0, 1, -1, 0), (0, 0, 0, 1))
 
 
 def transform_weight(weight: Tensor) -> Tensor:
-    """[N, C, 3, 3] -> G weight G^T, [POSITIONS, N, C], float32."""
-    both_sides = torch.kron(_G, _G)  # of a window's 9 numbers as one vector
+    """Compute G weight G^T of a weight [N, C, 3, 3]: [POSITIONS, N, C], float32."""
+    both_sides = torch.kron(_G, _G)  # for the 9 numbers of a window as one vector
     return (weight.detach().float().flatten(2) @ both_sides.T).permute(2, 0, 1)
 
 
 def recover_weight(transformed: Tensor) -> Tensor:
-    """The inverse of `transform_weight`, up to rounding."""
+    """Compute the inverse of `transform_weight`, up to rounding."""
     both_sides = torch.kron(_G_INVERSE, _G_INVERSE)
     return (transformed.float().permute(1, 2, 0) @ both_sides.T).unflatten(2, (3, 3))
 
@@ -47,13 +47,13 @@ def recover_weight(transformed: Tensor) -> Tensor:
 def convolve(
     images: Tensor, transformed: Tensor, padding: tuple[int, int], rounded: Callable[[Tensor], Tensor]
 ) -> Tensor:
-    """The convolution in plain torch.
+    """Compute the convolution in PyTorch.
 
     Args:
         images: [B, C, H, W] float32.
-        transformed: [POSITIONS, N, C] float32, of `transform_weight`.
-        padding: (height, width), of zeros.
-        rounded: what becomes of the input [..., C] of the products.
+        transformed: [POSITIONS, N, C] float32, from `transform_weight`.
+        padding: (height, width) of zeros.
+        rounded: a function that rounds the input [..., C] of the products.
 
     Returns:
         [B, N, H + 2 * padding height - 2, W + 2 * padding width - 2] float32.

@@ -1,8 +1,7 @@
 """Models with float16 weights compute in float32 while they are accelerated, and stay float16 for their callers.
 
 float32 holds every value of float16, and eager float16 is slow on CPUs. Calls from outside are converted on their way in and
-out.
-Calls between the parts of the model are not.
+out. Calls between the parts of the model are not.
 """
 
 from __future__ import annotations

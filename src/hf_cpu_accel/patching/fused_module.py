@@ -145,9 +145,8 @@ def fused_layer(fused: type[nn.Module], layer: nn.Module, **attributes: Any) -> 
     `_hooks_inside` holds the hooks of the modules in it, present and future ones.
 
     Raises:
-        CannotStandIn: the own forward, which runs where the fused one cannot, would read changed attributes; or it stores
-            values in
-            attributes for other code, which the fused forward does not compute.
+        CannotStandIn: the own forward, which runs where the fused one cannot, would read changed attributes; or it stores values
+            in attributes for other code, which the fused forward does not compute.
     """
     taken = names_taken(fused, layer, attributes)
     if taken:

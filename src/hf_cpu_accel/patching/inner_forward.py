@@ -1,12 +1,9 @@
 """Replace a forward below the hooks of diffusers, in whichever order the two were installed.
 
-Hooks of diffusers (step caches, guidance) replace `module.forward` by a chain of functions; the innermost one calls the
-earlier forward
-of the module. The forward of this package goes there, so that a hook that skips the module skips it, too. Hooks that come
-later call it,
-and may set it as `module.forward` again when they are removed. So `restore` removes it where it is still found, and it acts
-as the
-class's forward for other holders.
+Hooks of diffusers (step caches, guidance) replace `module.forward` by a chain of functions; the innermost one calls the earlier
+forward of the module. The forward of this package goes there, so that a hook that skips the module skips it, too. Hooks that
+come later call it, and may set it as `module.forward` again when they are removed. So `restore` removes it where it is still
+found, and it acts as the class's forward for other holders.
 """
 
 from __future__ import annotations

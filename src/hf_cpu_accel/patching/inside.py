@@ -27,9 +27,8 @@ _FOUND = ("_states", "_told_by", "_known_by", "_attributes")  # of the modules, 
 class Inside:
     """The modules inside of a fused module, and the plain attributes that identify their state.
 
-    A fused forward reads none of these. An adapter or another norm in place of a module, a forward set on one, or another
-    scale of
-    attention would make it differ from the class's own forward.
+    A fused forward reads none of these. An adapter or another norm in place of a module, a forward set on one, or another scale
+    of attention would make it differ from the class's own forward.
 
     Args:
         root: the module, unchanged since it was fused.
@@ -100,9 +99,8 @@ class Inside:
 def _names(module: nn.Module, written: frozenset[str], followed: Sequence[str]) -> Iterator[str]:
     """Yield the names of plain attributes that the class's forward may read, including the mode.
 
-    None does not count if the methods of the class write to that name (`written`), and empty containers never do: forwards
-    store results
-    there.
+    None does not count if the methods of the class write to that name (`written`), and empty containers never do: forwards store
+    results there.
     """
     own = _own_names(_type(module))
     if asks_for_mode(module):

@@ -1,10 +1,8 @@
 """Eval mode: modules in training mode inside of a model in eval mode, and a fast `model.eval()` where all are in eval mode.
 
-diffusers leaves modules that it adds in training mode: LoRA adapters, the processors of an IP-Adapter. Most of them compute
-the same in
-both modes. sentence-transformers calls `eval` for each request; setting the mode of 120 modules again takes a tenth of the
-time of
-MiniLM on one short sentence.
+diffusers leaves modules that it adds in training mode: LoRA adapters, the processors of an IP-Adapter. Most of them compute the
+same in both modes. sentence-transformers calls `eval` for each request; setting the mode of 120 modules again takes a tenth of
+the time of MiniLM on one short sentence.
 """
 
 from __future__ import annotations

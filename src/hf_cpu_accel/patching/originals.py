@@ -64,9 +64,8 @@ class _Store:
 class DiskStore(_Store):
     """An append-only file without a name: it is deleted with the last reference, also if the process is killed.
 
-    It is not in the temporary folder of the system, which is in memory on many machines. Deep copies share the file, since
-    its contents
-    never change. Pickles do not include it, since an accelerated model is pickled to serve it, not to restore it.
+    It is not in the temporary folder of the system, which is in memory on many machines. Deep copies share the file, since its
+    contents never change. Pickles do not include it, since an accelerated model is pickled to serve it, not to restore it.
     """
 
     def __init__(self, directory: Path, mapped: MappedFiles | None = None) -> None:

@@ -11,9 +11,8 @@ from torch import nn
 class Override:
     """Base of callables that are set on a model as plain attributes; they have the signature and documentation of the method.
 
-    They refer to the model, so deep copies and pickles of the model have their own. A bound method would not work: it is
-    pickled as the
-    name of the method, which then finds the class's.
+    They refer to the model, so deep copies and pickles of the model have their own. A bound method would not work: it is pickled
+    as the name of the method, which then finds the class's.
     """
 
     name: str

@@ -112,8 +112,7 @@ def _hosts(replacement: nn.Module, original: nn.Module) -> Iterator[type[nn.Modu
     """Yield the classes of `original` that `replacement` can be an instance of, the nearest first.
 
     They do not change how a module is stored, moved or asked for attributes, and their forward reads nothing that the
-    replacement lacks
-    (as does the forward of a linear with quantized tensors).
+    replacement lacks (as does the forward of a linear with quantized tensors).
     """
     if is_package_class(type(original)):
         return

@@ -17,8 +17,7 @@ class Change(Protocol):
     """One change.
 
     `undo` can be called for a change that was not made yet, and again after an interruption or after it succeeded: an
-    interruption may come
-    between any two steps.
+    interruption may come between any two steps.
     """
 
     def undo(self) -> None: ...
@@ -27,9 +26,8 @@ class Change(Protocol):
 class Journal:
     """The changes of one model. Each is recorded before it is made, so a failure at any point can be undone.
 
-    Changes are plain values that refer to modules and parameters: deep copies and pickles of the model include the journal,
-    and can be
-    restored like the model itself.
+    Changes are plain values that refer to modules and parameters: deep copies and pickles of the model include the journal, and
+    can be restored like the model itself.
     """
 
     def __init__(self) -> None:

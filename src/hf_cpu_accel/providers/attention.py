@@ -1,4 +1,4 @@
-"""Attention in float32 over long sequences: ours or torch's, whose blocks go through BLAS. Which is faster depends on the BLAS."""
+"""The choice between `attention` and torch's attention for long float32 sequences. The result depends on torch's BLAS."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from torch.nn import functional
 from hf_cpu_accel.ops.attention import attention
 from hf_cpu_accel.providers.autotune import NATIVE, autotune
 
-# From so many keys on the two are alike for all lengths; below ours is ahead.
+# From this many keys on, the ratio is the same for all lengths; below, `attention` is faster.
 LONG = 512
 _LENGTH, _HEADS = 1024, 2
 
 
 def torch_is_faster(head_dim: int) -> bool:
-    """With heads of that size on the threads that are in use now. Measured once in a process, in about 50 ms."""
+    """Return whether torch's attention is faster for this head size and the present threads. Measured once, in about 50 ms."""
     return _measured(head_dim, torch.get_num_threads())
 
 

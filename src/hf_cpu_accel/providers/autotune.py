@@ -1,4 +1,4 @@
-"""Ours against the others, on a clock."""
+"""Interleaved timing of the own kernels against other providers."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from statistics import median
 
 NATIVE = "own"
 
-# A provider must be this much faster than ours to be taken: below it, the difference is not worth a second copy of the weight.
+# A provider must be this much faster to be used: a smaller speedup is not worth a second copy of the weight.
 MARGIN = 0.03
-# Not again after one round if this much slower than ours: the whole measurement rarely takes more than two calls of each.
+# A candidate this much slower after one round is dropped, so a measurement rarely takes more than two calls of each.
 _HOPELESS = 1.15
 _ROUNDS = 5
 # A call shorter than this is repeated within a round, so that the clock and the scheduler matter less.
 _ROUND_SECONDS = 3e-4
-# Our own rounds this far apart (median to best) say that the machine was busy: such an answer is not for keeps.
+# If the median of the own rounds is this many times the best one, the machine was busy, and the result is not stored.
 _NOISY = 1.3
 
 
 @dataclass(frozen=True)
 class Result:
-    """How a measurement ended.
+    """The result of a measurement.
 
     Attributes:
         winner: `NATIVE` or the name of a provider.
-        seconds: best time of one call, by name.
-        steady: whether the times can be trusted beyond this process.
+        seconds: the best time of one call, by name.
+        steady: whether the times are reliable enough to be stored.
     """
 
     winner: str
@@ -39,14 +39,14 @@ class Result:
 def autotune(
     candidates: Mapping[str, Callable[[], object]], *, clock: Callable[[], float] = time.perf_counter
 ) -> Result:
-    """Run all in turn, the order reversed in every other round, and compare.
+    """Run all candidates in turn, with the order reversed in every other round, and compare their times.
 
-    Another than `NATIVE` wins if its best time is more than `MARGIN` below ours, and its median is below our best: where times
-    scatter, as on a busy machine, only who is far ahead gets that.
+    Another candidate than `NATIVE` wins if its best time is more than `MARGIN` below that of `NATIVE`, and its median is below the
+    best time of `NATIVE`. On a busy machine, where times vary, only a much faster candidate wins.
 
     Args:
-        candidates: `NATIVE` and any others, by name; each does the work once.
-        clock: seconds.
+        candidates: `NATIVE` and any others, by name; each runs the work once.
+        clock: returns seconds.
     """
     repeats = {}
     for name, run in candidates.items():

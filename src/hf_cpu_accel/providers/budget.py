@@ -1,19 +1,19 @@
-"""How long measuring may hold a process up."""
+"""The time budget of measurements in a process."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 
-# The first result of a model may come this much later, and all that follows may be this much slower, until all is known.
+# Measuring may delay the first output of a model by this much, and slow down later calls by this share.
 AT_ONCE_SECONDS = 0.15
 SHARE_OF_TIME = 0.02
 
 
 class Budget:
-    """`AT_ONCE_SECONDS` to begin with, and `SHARE_OF_TIME` of the time that has passed since the first question.
+    """`AT_ONCE_SECONDS` plus `SHARE_OF_TIME` of the time since the first call of `left`.
 
-    It may be overdrawn by what was begun; then nothing is begun until time has paid for it.
+    A measurement may overdraw it. Then no measurement starts until it is positive again.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -22,7 +22,7 @@ class Budget:
         self._spent = 0.0
 
     def left(self) -> float:
-        """Seconds; negative if overdrawn."""
+        """Return the remaining seconds; negative if overdrawn."""
         if self._since is None:
             self._since = self._clock()
         return AT_ONCE_SECONDS + SHARE_OF_TIME * (self._clock() - self._since) - self._spent

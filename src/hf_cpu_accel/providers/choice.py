@@ -1,4 +1,4 @@
-"""(work, rows) -> who serves it: from memory, from disk, or by measuring."""
+"""(work, rows) -> the fastest provider: from memory, from disk, or by measurement."""
 
 from __future__ import annotations
 
@@ -22,29 +22,28 @@ from hf_cpu_accel.providers.torch_ops import Provider, candidates
 from hf_cpu_accel.runtime.fork import new_lock
 from hf_cpu_accel.runtime.home_folder import cache_folder
 
-# Below this many rows a layer takes the time of reading its weight from memory and of calling it. Measuring, with the weight
-# warm in the cache, says nothing about the first, and in the second we are ahead. It also keeps the few rows on which
-# replacements are verified from being measured.
+# Below this many rows a layer takes the time of reading its weight from memory and of the call. A measurement has the weight in the
+# cache, so it cannot show the first, and the own kernels win the second. This also excludes the few rows of verification.
 FEWEST_ROWS = 9
-# All row counts from here on are one range: the product no longer cares.
+# All row counts from here on are one range, because the ratio of times no longer changes.
 LARGEST_RANGE = (1025, 2048)
-# Measured on fewer rows than the range's if it would take longer than this many operations per thread a call: 3 to 10 ms.
+# Fewer rows than the range's are measured if a call would take more than this many operations per thread: 3 to 10 ms.
 _OPERATIONS = 5e8
 _FEWEST_MEASURED_ROWS = 64
-# A measurement that is over after its first round calls each candidate so often.
+# The number of calls per candidate of a measurement that ends after its first round.
 _CALLS_AHEAD = 3
 
 Run = Callable[..., Any]
 
 
 class Work(Protocol):
-    """One call of an op of ours, that others can do too.
+    """One call of an op that other providers can compute too.
 
     Attributes:
-        key: names op, dtype of the weight, N and K: works with the same key take the same time.
-        dtype: of the packed weight.
+        key: the op, the dtype of the weight, N and K: works with the same key take the same time.
+        dtype: the dtype of the packed weight.
         in_features: K.
-        products: multiply-adds for one row.
+        products: the multiply-adds for one row.
     """
 
     key: str
@@ -54,21 +53,21 @@ class Work(Protocol):
 
     @property
     def own(self) -> Run:
-        """The work on our kernels."""
+        """The work on this package's kernels."""
 
     def by(self, provider: Provider) -> Run:
-        """The same by another provider, which gets copies of the weights; they live as long as what is returned.
+        """Return the work by another provider, with copies of the weights that live as long as the returned function.
 
         Raises:
             MemoryError: there is no room for copies.
         """
 
     def sample(self, rows: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
-        """Random inputs of `rows` rows."""
+        """Return random inputs of `rows` rows."""
 
 
 def row_range(rows: int) -> tuple[int, int]:
-    """The (first, last) row count of the range that `rows` is in: up to a power of two, 1025 and more together."""
+    """Return the (first, last) row count of the range of `rows`: up to a power of two, and 1025 or more together."""
     if rows >= LARGEST_RANGE[0]:
         return LARGEST_RANGE
     last = 1 << (rows - 1).bit_length() if rows > 1 else 1
@@ -77,11 +76,11 @@ def row_range(rows: int) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Contest:
-    """What is measured.
+    """The candidates of a measurement.
 
     Attributes:
-        own: does the work once, our way.
-        others: by name, what makes the others, who may need copies of weights.
+        own: runs the work once on this package's kernels.
+        others: {provider: function that prepares it, possibly with copies of weights, and returns a function that runs the work}.
     """
 
     own: Callable[[], object]
@@ -89,13 +88,13 @@ class Contest:
 
 
 class Chooser:
-    """Choices for this process.
+    """The choices of this process.
 
-    Safe under threads: only one measures at a time, and the others use our kernels until it is done.
+    Thread-safe: one thread measures at a time, and the others use this package's kernels meanwhile.
 
     Args:
-        store: threads -> the choices on disk for that number of threads.
-        autotune, find_candidates, budget, is_busy, clock: what to measure, how, and for how long; for tests.
+        store: a function from the number of threads to the choices on disk.
+        autotune, find_candidates, budget, is_busy, clock: replacements for tests.
     """
 
     def __init__(
@@ -122,9 +121,11 @@ class Chooser:
         ] = {}  # seconds that a measurement that did not fit into the budget would take
 
     def choose(self, work: Work, rows: int, dtype: torch.dtype) -> Choice | None:
-        """Who serves `work` for the range of `rows`; None if that is not known and could not be measured now.
+        """Return the choice for `work` in the range of `rows`; None if it is unknown and cannot be measured now.
 
         Args:
+            work: the call.
+            rows: of the input.
             dtype: of the input.
         """
         range_ = f"{str(dtype).removeprefix('torch.')} rows<={row_range(rows)[1]}"
@@ -134,12 +135,12 @@ class Chooser:
         )
 
     def decide(self, key: str, rows: int, contest: Callable[[], Contest]) -> Choice | None:
-        """Who wins `contest`; None if that is not known and could not be measured now.
+        """Return the winner of `contest`; None if it is unknown and cannot be measured now.
 
         Args:
-            key: names the work and its sizes; contests with the same key take the same time.
-            rows: that are measured, for the record.
-            contest: makes it, where it must be held.
+            key: the work and its sizes; contests with the same key take the same time.
+            rows: the measured rows, for the record.
+            contest: creates the contest if it must be measured.
         """
         threads = torch.get_num_threads()
         choice = self._known.get(threads, {}).get(key)
@@ -153,11 +154,11 @@ class Chooser:
             self._lock.release()
 
     def can_measure(self) -> bool:
-        """Whether there is time left for a measurement."""
+        """Return whether the budget allows a measurement."""
         return self._budget.left() > 0
 
     def store(self, threads: int) -> Store:
-        """The choices on disk for that number of threads."""
+        """Return the choices on disk for that number of threads."""
         if threads not in self._stores:
             self._stores[threads] = self._make_store(threads)
         return self._stores[threads]
@@ -178,19 +179,19 @@ class Chooser:
         if left <= self._needed.get(key, 0.0):
             return None
         with torch.no_grad():
-            held = contest()
-            if not held.others:
+            race = contest()
+            if not race.others:
                 return self._remember(key, threads, Choice(NATIVE, {}, 0))
             start = self._clock()
-            held.own()
-            needed = (self._clock() - start) * _CALLS_AHEAD * (1 + len(held.others))
+            race.own()
+            needed = (self._clock() - start) * _CALLS_AHEAD * (1 + len(race.others))
             if needed > left:
                 self._needed[key] = needed
                 return None
-            result = self._autotune(_candidates(held))
+            result = self._autotune(_candidates(race))
         choice = self._remember(key, threads, Choice(result.winner, result.seconds, rows))
         if result.steady and not self._is_busy():
-            # Another process may have been first: then its answer is the machine's.
+            # If another process has stored a choice first, all processes use that one.
             choice = self._remember(key, threads, self.store(threads).add({key: choice})[key])
         return choice
 
@@ -200,14 +201,14 @@ class Chooser:
 
 
 def measured_rows_of(work: Work, rows: int, threads: int) -> int:
-    """How many rows are measured for the range of `rows`: its last, or fewer where one call would take too long."""
+    """Return the number of rows to measure for the range of `rows`: its last, or fewer if a call would take too long."""
     last = row_range(rows)[1]
     affordable = int(_OPERATIONS * threads / (2 * max(1, work.products)))
     return min(last, max(_FEWEST_MEASURED_ROWS, 1 << (max(1, affordable).bit_length() - 1)))
 
 
 def _candidates(contest: Contest) -> dict[str, Callable[[], object]]:
-    """Ours, and the others for whose copies there is room."""
+    """Return the own kernels, and the other providers whose copies fit in memory."""
     runs = {NATIVE: contest.own}
     for name, make in contest.others.items():
         with suppress(MemoryError):
@@ -221,7 +222,7 @@ def _by(work: Work, provider: Provider, inputs: tuple[Tensor, ...]) -> Callable[
 
 @lru_cache(maxsize=1)
 def chooser() -> Chooser:
-    """The one of this process, with its store in the home folder."""
+    """Return the chooser of this process, with its store in the home folder."""
     return Chooser(lambda threads: Store(store_folder(), machine_key(threads)))
 
 

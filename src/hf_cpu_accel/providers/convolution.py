@@ -1,7 +1,7 @@
-"""Convolutions by oneDNN on weights that lie in its own blocked layout, which torch otherwise makes of them in every call; and
-whether ours are faster.
+"""Convolutions by oneDNN on weights in its blocked layout, which torch otherwise converts in every call, and the choice between
+oneDNN and `conv2d`.
 
-All unstable op names of torch for convolutions are here.
+All unstable op names of torch for convolutions are in this file.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ ACTIVATIONS: dict[str, tuple[str, list[float], str]] = {
     "leaky_relu_tenth": ("leaky_relu", [0.1], ""),
 }
 ACTIVATIONS_OF_SUMS = ("none", "relu")
-# As in providers/layer.py: what a fused chain gains besides.
+# The additional gain of a fused chain, as in providers/layer.py.
 _JOINED_GAIN = 0.15
 _LIBRARY = "oneDNN"
-# Which layout is best hardly depends on the size of the image, but oneDNN wants to know one.
+# oneDNN needs an image size to choose the layout, which hardly depends on it.
 _IMAGE_SIZE = 32
 
 
 @dataclass(frozen=True)
 class Geometry:
-    """How the kernel of a 2-d convolution moves: all as in `torch.nn.Conv2d`, as pairs."""
+    """The geometry of a 2-d convolution, as pairs, see `torch.nn.Conv2d`."""
 
     padding: tuple[int, int]
     stride: tuple[int, int]
@@ -56,7 +56,7 @@ class Geometry:
 
 @dataclass(frozen=True)
 class Sample:
-    """A convolution that stands for others when it is measured; all of its sides are alike."""
+    """A square convolution that is measured as a sample of others."""
 
     channels: int
     out_channels: int
@@ -65,14 +65,14 @@ class Sample:
     stride: int = 1
 
 
-# Those of many pixels; those of very many weights; and those that read the colors of a photo.
+# Samples of convolutions with many pixels, with large weights, and on RGB images.
 _USUAL, _MANY, _COLORS = Sample(128, 128, 28, 3), Sample(1280, 1280, 16, 3), Sample(3, 64, 224, 7, 2)
-# With fewer, most of a panel or of a run of memory is padding, and it is there that images come in and go out.
+# With fewer channels, most of a panel is padding; these are the first and last convolutions of a model.
 MIN_CHANNELS = 16
 
 
 def prepack(weight: Tensor, geometry: Geometry) -> Tensor:
-    """A copy of `weight` [out_channels, in_channels / groups, height, width], float32 or bfloat16, in oneDNN's layout."""
+    """Return a copy of `weight` [out_channels, in_channels / groups, height, width], float32 or bfloat16, in oneDNN's layout."""
     channels = weight.shape[1] * geometry.groups
     return torch.ops.mkldnn._reorder_convolution_weight(
         weight.detach().contiguous(),
@@ -92,10 +92,20 @@ def convolve(
     activation: str = "none",
     residual: Tensor | None = None,
 ) -> Tensor:
-    """activation(convolution + bias + residual): [N, C, H, W] -> [N, out_channels, H', W'].
+    """Compute activation(convolution + bias + residual).
 
-    All are `torch.channels_last` and in the dtype of `weight`. `activation` is one of ACTIVATIONS, with a residual
-    one of ACTIVATIONS_OF_SUMS. A trace of `torch.jit.trace` gets torch's own convolution, since oneDNN's layout cannot be saved.
+    A trace of `torch.jit.trace` records torch's own convolution, since oneDNN's layout cannot be saved.
+
+    Args:
+        input: [N, C, H, W], channels_last, in the dtype of `weight`.
+        weight: from `prepack`.
+        bias: [out_channels] in the dtype of `weight`, or None.
+        geometry: of the convolution.
+        activation: one of ACTIVATIONS, with a residual one of ACTIVATIONS_OF_SUMS.
+        residual: [N, out_channels, H', W'], channels_last, in the dtype of `weight`, or None.
+
+    Returns:
+        [N, out_channels, H', W'], channels_last, in the dtype of `weight`.
     """
     if torch.jit.is_tracing():
         with untraced():
@@ -115,7 +125,7 @@ def convolve(
 
 @cache
 def works(dtype: torch.dtype) -> bool:
-    """Whether this torch has the ops for weights of `dtype`, and they compute what they should."""
+    """Return whether this torch has the ops for weights of `dtype`, and they compute the right results."""
     generator = torch.Generator().manual_seed(0)
     input, weight = (
         torch.randn(shape, generator=generator).to(dtype) for shape in ((1, 16, 5, 6), (24, 16, 3, 3))
@@ -136,36 +146,39 @@ def works(dtype: torch.dtype) -> bool:
 
 
 def compute_dtype(dtype: str) -> torch.dtype:
-    """What oneDNN computes in where linears are packed as `dtype`: bfloat16 only where the CPU is faster with it.
+    """Return the dtype of oneDNN's convolutions in a model packed as `dtype`: bfloat16 only if it is faster than float32.
 
-    It takes bfloat16 to the CPU's own dot products, which some CPUs run at half the rate of float32.
+    oneDNN uses the CPU's bfloat16 dot products, which some CPUs run at half the rate of float32.
     """
     narrow = dtype != "float32" and hardware.native_bf16_is_fast()
     return torch.bfloat16 if narrow else torch.float32
 
 
 def sample_of(in_channels: int, *, many: bool) -> Sample:
-    """What stands for a convolution of so many channels; many: weights."""
+    """Return the sample for a convolution with `in_channels`; `many` means a large weight."""
     return _COLORS if in_channels < MIN_CHANNELS else _MANY if many else _USUAL
 
 
 def by_tiles(shape: Sequence[int], dtype: str, stride: Sequence[int], dilation: Sequence[int]) -> bool:
-    """Whether our convolution with a weight of that shape is to be computed by tiles of the image (packing/winograd.py).
+    """Return whether `conv2d` should compute a weight of that shape by tiles of the image (packing/winograd.py).
 
-    AMX has the products of 8 bits done before the sums around those by tiles are.
+    Not in int8 with AMX, where the products take less time than the transforms of tiles.
     """
     amx = extension.status().tier in ("amx", hardware.EMULATED_AMX)
     return takes_tiles(shape, dtype, stride, dilation) and not (amx and dtype == "int8")
 
 
 def native_is_faster(dtype: str, library: torch.dtype, sample: Sample, *, tiled: bool, joined: bool) -> bool:
-    """Whether our convolution on weights packed as `dtype` should serve instead of oneDNN's in `library`, on the threads in use.
+    """Return whether `conv2d` on weights packed as `dtype` is faster than oneDNN in `library`, on the present threads.
 
-    Measured once in a process, in about 50 ms, or, for convolutions of many weights, half a second.
+    Measured once in a process, in about 50 ms, or half a second for convolutions with many weights.
 
     Args:
-        tiled: ours is computed by tiles of the image.
-        joined: it is one of several between which nothing else happens. One call for all of them gains what oneDNN may be ahead.
+        dtype: of the packed weight.
+        library: the dtype of oneDNN's convolution.
+        sample: the convolution to measure.
+        tiled: `conv2d` computes tiles of the image.
+        joined: the convolution is part of a chain that runs as one call, which makes up for a small lead of oneDNN.
     """
     seconds = _measured(dtype, library, sample, tiled, torch.get_num_threads())
     ahead = _JOINED_GAIN if joined else MARGIN
@@ -176,7 +189,7 @@ def native_is_faster(dtype: str, library: torch.dtype, sample: Sample, *, tiled:
 def _measured(
     dtype: str, library: torch.dtype, sample: Sample, tiled: bool, threads: int
 ) -> dict[str, float] | None:
-    """Seconds of one convolution by both, or None where there is only ours."""
+    """Return the seconds of one convolution by both, or None if oneDNN's does not work."""
     if not works(library):
         return None
     generator = torch.Generator().manual_seed(0)
@@ -185,7 +198,7 @@ def _measured(
     padding = (sample.kernel_size // 2,) * 2
     weight = torch.randn(sample.out_channels, sample.channels, *kernel, generator=generator)
     geometry = Geometry(padding, stride, (1, 1), 1)
-    if sample is not _COLORS:  # photos come as they are
+    if sample is not _COLORS:  # input images are usually not channels_last
         image = image.to(memory_format=torch.channels_last)
     with torch.no_grad():
         ours, theirs = pack_conv2d(weight, dtype, tiled=tiled), prepack(weight.to(library), geometry)

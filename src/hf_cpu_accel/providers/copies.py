@@ -1,4 +1,4 @@
-"""The copies that other providers multiply by, beside our packed weight."""
+"""The copies of a packed weight for other providers."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from hf_cpu_accel.packing.linear import PackedWeight, unpack_values
 from hf_cpu_accel.providers.torch_ops import Provider, ProviderWeight
 from hf_cpu_accel.runtime import cgroup, hardware
 
-# This share of the memory stays free; a copy that would go into it is not made.
+# This share of the memory stays free; a copy that would use it raises MemoryError.
 _KEEP_FREE = 0.1
 
 
 class Copies:
-    """Copies of one packed weight, one per provider, for as long as they are used.
+    """The copies of one packed weight, one per provider, as long as they are used.
 
-    They cannot be copied or pickled (oneDNN's tensors are opaque), and need not be: whoever holds a `Copies` makes a new one.
+    They cannot be copied or pickled (oneDNN's tensors are opaque); the owner creates a new `Copies` instead.
     """
 
     def __init__(self, packed: PackedWeight) -> None:
@@ -27,7 +27,7 @@ class Copies:
         self._by_provider: weakref.WeakValueDictionary[str, ProviderWeight] = weakref.WeakValueDictionary()
 
     def of(self, provider: Provider) -> ProviderWeight:
-        """The copy of `provider`, made now if there is none.
+        """Return the copy of `provider`, creating it if needed.
 
         Raises:
             MemoryError: too little memory would be left.
@@ -39,7 +39,7 @@ class Copies:
         return weight
 
     def _unpacked(self) -> Tensor:
-        """The values, from a copy that is made of them if there is one: unpacking takes longer than a round of measuring."""
+        """Return the unpacked values, cached while a copy uses them: unpacking takes longer than a round of measuring."""
         values = None if self._values is None else self._values()
         if values is None:
             values = unpack_values(self._packed)

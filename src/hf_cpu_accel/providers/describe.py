@@ -1,4 +1,4 @@
-"""What `explain()` says of providers."""
+"""The lines about providers in `explain()`."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from hf_cpu_accel.providers.choice import LARGEST_RANGE, chooser
 
 
 def describe(asked: str) -> str:
-    """Whether other providers than ours are measured, and where the answers are kept.
+    """Return whether other providers are measured, and where the results are cached.
 
     Raises:
-        ValueError: the environment variable of the switch holds something that is not accepted.
+        ValueError: the environment variable of the switch has a value that is not accepted.
     """
     reason = switch.why_not(asked)
     if reason is not None:
@@ -26,7 +26,7 @@ def describe(asked: str) -> str:
 
 
 def summary(elsewhere: Mapping[tuple[int, int], str]) -> str:
-    """`{(65, 128): "oneDNN"}` as "oneDNN: 65-128 rows"; "ours" if it is empty."""
+    """Return `{(65, 128): "oneDNN"}` as "oneDNN: 65-128 rows"; "ours" if it is empty."""
     by_provider: dict[str, list[tuple[int, int]]] = {}
     for (first, last), provider in sorted(elsewhere.items()):
         ranges = by_provider.setdefault(provider, [])

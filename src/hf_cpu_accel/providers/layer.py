@@ -1,4 +1,4 @@
-"""A fused layer calls our kernels by themselves. Is that right for so many rows, or would another provider's linears win?"""
+"""The choice between a fused layer on this package's kernels and its linear layers by other providers."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from hf_cpu_accel.providers.route import Route
 
 
 class GroupedLinear(Protocol):
-    """A packed linear, as far as it matters here.
+    """The part of a packed linear that this file uses.
 
     Attributes:
-        group: the packed weight that it shares with its siblings, whose routes are `group.route(first, last)`.
-        index: which member of the group it is.
+        group: the packed weight that it shares with its siblings, with the routes `group.route(first, last)`.
+        index: its index in the group.
     """
 
     group: Any
@@ -28,8 +28,8 @@ class GroupedLinear(Protocol):
     def weight_dtype(self) -> torch.dtype: ...
 
 
-# The linears together must be this much faster by their best providers before a layer gives up its fusion: unfused, it pays for the
-# calls of a dozen modules, and for tensors between them that a fused layer does not have.
+# The linears must be this much faster by their best providers to give up the fusion of a layer, which saves the calls of a dozen
+# modules and the tensors between them.
 _FUSION_GAIN = 0.10
 
 _memo: weakref.WeakKeyDictionary[GroupedLinear, dict[tuple[int, int, int], bool]] = (
@@ -38,14 +38,14 @@ _memo: weakref.WeakKeyDictionary[GroupedLinear, dict[tuple[int, int, int], bool]
 
 
 def native_everywhere(linears: Sequence[GroupedLinear], rows: int) -> bool:
-    """Whether a layer of these linears is best served by our kernels alone.
+    """Return whether a layer of these linears is fastest on this package's kernels alone.
 
-    Measures at first use, as every choice does; until all is measured the answer is yes.
+    Measures at the first use; until all is measured it returns True.
 
     Args:
-        linears: all of one layer, in the order in which they are called; no other sequence of the same length may begin with the
-            same one. Members of one projection group that follow one another count as one product.
-        rows: rows of the input (batch x tokens).
+        linears: all linears of one layer, in the order of their calls; no other sequence of the same length may start with the same
+            one. Consecutive members of one projection group count as one product.
+        rows: the rows of the input (batch x tokens).
     """
     first = linears[0]
     if (
@@ -55,20 +55,20 @@ def native_everywhere(linears: Sequence[GroupedLinear], rows: int) -> bool:
         or rows < FEWEST_ROWS
     ):
         return True
-    known = _memo.get(first)
-    if known is None:
-        known = _memo[first] = {}
+    cached = _memo.get(first)
+    if cached is None:
+        cached = _memo[first] = {}
     key = ((rows - 1).bit_length(), torch.get_num_threads(), len(linears))
-    answer = known.get(key)
-    if answer is None:
+    native_wins = cached.get(key)
+    if native_wins is None:
         choices = [route.choice(rows, first.weight_dtype) for route in _routes(linears)]
-        made = [choice for choice in choices if choice is not None]
-        if len(made) < len(choices):
+        decided = [choice for choice in choices if choice is not None]
+        if len(decided) < len(choices):
             return True
-        ours = sum(choice.seconds.get(NATIVE, 0.0) for choice in made)
-        best = sum(choice.seconds.get(choice.provider, 0.0) for choice in made)
-        answer = known[key] = best >= (1 - _FUSION_GAIN) * ours
-    return answer
+        native = sum(choice.seconds.get(NATIVE, 0.0) for choice in decided)
+        best = sum(choice.seconds.get(choice.provider, 0.0) for choice in decided)
+        native_wins = cached[key] = best >= (1 - _FUSION_GAIN) * native
+    return native_wins
 
 
 def _routes(linears: Sequence[GroupedLinear]) -> Iterator[Route]:

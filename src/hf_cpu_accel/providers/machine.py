@@ -1,4 +1,4 @@
-"""What an answer is valid for: the machine, the libraries, and the number of threads."""
+"""The key of stored results: the machine, the libraries, and the number of threads."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from hf_cpu_accel.runtime import hardware
 
 
 def machine_key(threads: int) -> dict[str, Any]:
-    """As plain JSON types; equal keys mean that times compare.
+    """Return the key as JSON types; times with equal keys are comparable.
 
-    Clouds call different CPUs by one name, so flags and caches are in it too; kernels under development have one version for many
-    libraries, so the library's checksum is.
+    Clouds use one name for different CPUs, so it includes flags and caches. Kernels under development have one version for many
+    libraries, so it includes the library's checksum.
     """
     cpu = hardware.detect()
     return {
@@ -35,7 +35,7 @@ def machine_key(threads: int) -> dict[str, Any]:
 
 
 def is_busy() -> bool:
-    """Whether more tasks wanted to run in the last minute than there are CPUs: times measured then say little."""
+    """Return whether the load of the last minute exceeds the number of CPUs, which makes measured times unreliable."""
     if not hasattr(os, "getloadavg"):
         return False
     return os.getloadavg()[0] > 1.25 * (os.cpu_count() or 1)

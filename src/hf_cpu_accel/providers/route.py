@@ -1,4 +1,4 @@
-"""The hot path: who serves this op for so many rows, in one look-up."""
+"""The hot path: the provider of an op for a number of rows, in one look-up."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ _undecided: ContextVar[bool] = ContextVar("undecided", default=False)
 
 
 def deciding_nothing() -> AbstractContextManager[None]:
-    """Routes that have not been decided use our kernels and measure nothing: for looking at what a model does."""
+    """Inside, undecided routes use this package's kernels and measure nothing, for tracing a model."""
     return within(_undecided, True)
 
 
 class Route:
-    """Calls `work` on our kernels, or by the provider that was measured to be faster for so many rows.
+    """Runs `work` on this package's kernels, or by the provider that is faster for the number of rows.
 
-    While a graph is traced, and for fake or wrapped tensors, it is always our op: others have no shape functions that last, and
-    weights that cannot be exported.
+    While a graph is traced, and for fake or wrapped tensors, it always runs the op of this package: other ops have no stable fake
+    kernels, and their weights cannot be exported.
 
     Args:
-        work: what is to be done; the first input decides on rows and dtype.
-        measured: False to use our kernels always.
+        work: the call; its first input has the rows and the dtype.
+        measured: False to always use this package's kernels.
     """
 
     def __init__(self, work: Work, *, measured: bool) -> None:
@@ -60,13 +60,13 @@ class Route:
         return run(input, *rest)
 
     def choice(self, rows: int, dtype: torch.dtype) -> Choice | None:
-        """Who serves `rows` rows of that dtype, measured now if need be; None if that cannot be told (yet)."""
+        """Return the choice for `rows` rows of that dtype, measured if needed; None if it is not known yet."""
         if not self.measured or rows < FEWEST_ROWS or _traced() or _undecided.get():
             return None
         return choices.chooser().choose(self.work, rows, dtype)
 
     def elsewhere(self) -> dict[tuple[int, int], str]:
-        """{(first, last) row count: provider}, by rows, where others than our kernels serve now."""
+        """Return {(first, last) row count: provider}, sorted by rows, for the ranges that another provider computes now."""
         return {
             row_range(1 << log2): run.provider
             for log2, run in sorted(self._current[1].items())
@@ -86,7 +86,7 @@ class Route:
         return run
 
     def _foreign(self, name: str) -> Run | None:
-        """None if the provider is gone since it was measured, or its copies have no room."""
+        """Return the run of another provider; None if it no longer works, or its copies do not fit in memory."""
         provider = provider_named(name, self.work.dtype)
         if provider is None:
             return None
@@ -102,7 +102,7 @@ class Route:
 
 
 class _Foreign:
-    """A provider's run; ours where it must not be used."""
+    """The run of another provider, or of this package where the other must not be used."""
 
     def __init__(self, provider: str, run: Run, own: Run) -> None:
         self.provider = provider
@@ -115,5 +115,5 @@ class _Foreign:
 
 
 def _traced() -> bool:
-    """Whether calls are being recorded instead of done."""
+    """Return whether a graph is being traced."""
     return torch.compiler.is_compiling() or torch.jit.is_tracing()

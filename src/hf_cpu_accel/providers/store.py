@@ -1,4 +1,4 @@
-"""The answers on disk: one small JSON file per machine key, shared by all processes."""
+"""The results on disk: one small JSON file per machine key, shared by all processes."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from filelock import FileLock, Timeout
 from hf_cpu_accel.runtime.private_files import make_folder
 
 FORMAT = 1
-# Another process holds the lock for milliseconds; a file system whose locks hang is not worth waiting for.
+# Another process holds the lock for milliseconds. On a file system whose locks hang, give up.
 _LOCK_SECONDS, _POLL_SECONDS = 0.2, 0.005
 
 
 @dataclass(frozen=True)
 class Choice:
-    """Who serves one op for one range of row counts.
+    """The fastest provider of one op for one range of row counts.
 
     Attributes:
         provider: `autotune.NATIVE` or the name of a provider.
-        seconds: best measured time of one call, by name.
+        seconds: the best measured time of one call, by name.
         rows: the row count that was measured.
     """
 
@@ -41,10 +41,10 @@ class Choice:
 
     @classmethod
     def from_dict(cls, fields: Any) -> Choice:
-        """The inverse of `to_dict`.
+        """Return the choice of the fields from `to_dict`.
 
         Raises:
-            ValueError: `fields` is not what `to_dict` gives.
+            ValueError: the fields are not valid.
         """
         try:
             seconds = {str(name): float(value) / 1e6 for name, value in fields["microseconds"].items()}
@@ -59,8 +59,8 @@ class Choice:
 class Store:
     """The choices of one machine key in `folder`, as {key of the work: Choice}.
 
-    A file that is damaged, or of another format or machine, is ignored with one warning and replaced by the next `add`. Where
-    the folder cannot be written to, `add` keeps nothing, and `problem` says why.
+    A file that is damaged, or of another format or machine, is ignored with one warning and replaced by the next `add`. If the
+    folder cannot be written, `add` stores nothing, and `problem` has the reason.
     """
 
     def __init__(self, folder: Path, machine: dict[str, Any]) -> None:
@@ -71,7 +71,7 @@ class Store:
         self._warned = False
 
     def load(self) -> dict[str, Choice]:
-        """What is on disk; empty if nothing usable is."""
+        """Return the choices on disk; empty if there is no valid file."""
         try:
             text = self.path.read_text(encoding="utf-8")
         except FileNotFoundError:
@@ -92,10 +92,10 @@ class Store:
             return {}
 
     def add(self, choices: dict[str, Choice]) -> dict[str, Choice]:
-        """Put `choices` beside those on disk, in one replacement of the file.
+        """Add `choices` to those on disk, in one atomic replacement of the file.
 
         Returns:
-            All choices. Where another process was first its answer stays, so that all processes agree.
+            All choices. If another process has stored a choice first, that one stays, so that all processes agree.
         """
         try:
             make_folder(self.path.parent)

@@ -1,4 +1,4 @@
-"""Whether other providers are measured at all, and the sentence that says so."""
+"""Whether other providers are measured at all, and why not."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ VARIABLE = "HF_CPU_ACCEL_PROVIDERS"
 
 
 def measured(asked: str, environ: Mapping[str, str] | None = None) -> bool:
-    """Whether `CPUAccelConfig.providers=asked` leads to measurements here.
+    """Return whether `CPUAccelConfig.providers=asked` measures other providers on this machine.
 
     Raises:
-        ValueError: the environment variable holds something else than "auto" or "own".
+        ValueError: the environment variable is neither "auto" nor "own".
     """
     return why_not(asked, environ) is None
 
 
 def why_not(asked: str, environ: Mapping[str, str] | None = None) -> str | None:
-    """Why only our kernels serve, or None if the fastest does.
+    """Return why only this package's kernels are used, or None if other providers are measured.
 
     Raises:
-        ValueError: the environment variable holds something else than "auto" or "own".
+        ValueError: the environment variable is neither "auto" nor "own".
     """
     variable = (os.environ if environ is None else environ).get(VARIABLE, "")
     if variable not in ("", *PROVIDERS):
@@ -38,6 +38,6 @@ def why_not(asked: str, environ: Mapping[str, str] | None = None) -> str | None:
         return "the kernels are not loaded"
     cpu = hardware.detect()
     if cpu.tier != cpu.uncapped_tier:
-        # A capped CPU stands for a lesser one, on which torch would not have its better kernels either.
+        # A cap simulates an older CPU, on which torch would not have its faster kernels either.
         return f"{hardware.ISA_VARIABLE} caps the instruction tier"
     return None

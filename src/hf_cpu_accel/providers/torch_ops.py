@@ -1,12 +1,12 @@
-"""The other providers of a linear layer: oneDNN and the BLAS that torch was built with. All unstable op names of torch are here.
+"""The other providers of a linear layer: oneDNN and torch's BLAS. All unstable op names of torch are in this file.
 
-Each takes the values of our packed weight as they are (exact for float32, the same rounding for bfloat16 and int8), so a change of
-provider changes summation order and output rounding, not the scheme. What is not here, and why:
+Each uses the values of the packed weight (exact for float32, the same rounding for bfloat16 and int8). So a change of provider
+changes the summation order and output rounding, not the quantization. Not used are:
 
-- `quantized::linear_dynamic` (FBGEMM) quantizes the input per tensor: one large token costs all others their bits, and our accuracy
-  bars do not hold.
-- `torch._weight_int8pack_mm` falls apart beyond one row.
-- MKL's packed weights (`mkl::_mkl_linear`) serve one row count each and want the plain weight beside them.
+- `quantized::linear_dynamic` (FBGEMM), which quantizes the input per tensor: one large token reduces the precision of all others
+  below the accuracy limits;
+- `torch._weight_int8pack_mm`, which is slow for more than one row;
+- MKL's packed weights (`mkl::_mkl_linear`), which are for one row count each and need the plain weight too.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _PROBE_SHAPE = (17, 96, 208)  # M, N, K: more than a block of the rotation
 
 @dataclass(frozen=True)
 class ProviderWeight:
-    """A provider's own copy of a weight.
+    """A provider's copy of a weight.
 
     Attributes:
         multiply: (input, bias) -> input @ weight^T + bias.
-        nbytes: memory that the copy takes.
+        nbytes: the memory of the copy.
     """
 
     multiply: Multiply
@@ -48,10 +48,10 @@ class Provider:
     """Another implementation of `linear`.
 
     Attributes:
-        name: for people and files.
-        dtype: of the weights that it takes: "float32", "bfloat16" or "int8".
-        prepare: (packed weight, its values [N, K] in its dtype) -> the copy that it multiplies by.
-        wanted: whether it may be ahead of us on this CPU at all; measuring what cannot win costs time.
+        name: for reports and files.
+        dtype: the dtype of its weights: "float32", "bfloat16" or "int8".
+        prepare: (packed weight, its values [N, K] in its dtype) -> the provider's copy.
+        wanted: whether it can be faster on this CPU at all, to save measurements.
     """
 
     name: str
@@ -60,7 +60,7 @@ class Provider:
     wanted: Callable[[], bool] = lambda: True
 
     def works(self) -> bool:
-        """Whether this torch has its ops, and they compute what they should."""
+        """Return whether this torch has its ops, and they compute the right results."""
         return _works(self)
 
 
@@ -75,28 +75,28 @@ def _works(provider: Provider) -> bool:
     packed = pack_linear(weight, provider.dtype)
     try:
         with torch.no_grad():
-            given = provider.prepare(packed, unpack_values(packed)).multiply(input, bias)
+            output = provider.prepare(packed, unpack_values(packed)).multiply(input, bias)
     except (AttributeError, NotImplementedError, RuntimeError, TypeError, ValueError):
         return False  # the op is not in this torch, has another signature, or is not built for this CPU
     expected = F.linear(input.double(), unpack_linear(packed).double(), bias.double())
-    if given.shape != expected.shape or given.dtype != input.dtype:
+    if output.shape != expected.shape or output.dtype != input.dtype:
         return False
-    error = (given.double() - expected).norm(dim=-1) / expected.norm(dim=-1)
+    error = (output.double() - expected).norm(dim=-1) / expected.norm(dim=-1)
     return bool(error.max() <= PROVIDER.of(provider.dtype))
 
 
 def candidates(dtype: str) -> tuple[Provider, ...]:
-    """Those that can multiply by weights of `dtype` here, and may be worth it."""
+    """Return the providers for weights of `dtype` that work and can be faster on this CPU."""
     return tuple(p for p in PROVIDERS if p.dtype == dtype and p.wanted() and p.works())
 
 
 def provider_named(name: str, dtype: str) -> Provider | None:
-    """The provider of that name for weights of `dtype`, None if it does not exist or does not work here."""
+    """Return the provider of that name for weights of `dtype`; None if it does not exist or does not work here."""
     return next((p for p in PROVIDERS if (p.name, p.dtype) == (name, dtype) and p.works()), None)
 
 
 def _onednn(packed: PackedWeight, values: Tensor) -> ProviderWeight:
-    """oneDNN on a weight in its own blocked layout; bfloat16 outputs are rounded to bfloat16, as torch's own are."""
+    """Prepare oneDNN's product with a weight in its blocked layout; bfloat16 outputs are rounded, as in torch."""
     dtype = values.dtype
     weight = torch.ops.mkldnn._reorder_linear_weight(values, None)
     pointwise = torch.ops.mkldnn._linear_pointwise
@@ -109,7 +109,7 @@ def _onednn(packed: PackedWeight, values: Tensor) -> ProviderWeight:
 
 
 def _blas(packed: PackedWeight, values: Tensor) -> ProviderWeight:
-    """What `nn.Linear` does: MKL or whatever BLAS torch has, on the plain weight."""
+    """Prepare the product of `nn.Linear`: torch's BLAS on the plain weight."""
 
     def multiply(input: Tensor, bias: Tensor | None) -> Tensor:
         return F.linear(input.float(), values, None if bias is None else bias.float()).to(input.dtype)
@@ -118,10 +118,10 @@ def _blas(packed: PackedWeight, values: Tensor) -> ProviderWeight:
 
 
 def _onednn_int8(packed: PackedWeight, values: Tensor) -> ProviderWeight:
-    """oneDNN's u8 x s8 product with the input rotated and quantized per row by torch ops, as `ops.linear` says.
+    """Prepare oneDNN's u8 x s8 product, with the input rotated and quantized per row by torch ops as in `ops.linear`.
 
-    With q = round(x / step) + zero the sum is step * w_step * (q @ w^T - zero * sum(w)): oneDNN gives w_step * (q @ w^T), and the
-    zero point and the bias come in by a product of rank 2.
+    With q = round(x / step) + zero the sum is step * w_step * (q @ w^T - zero * sum(w)). oneDNN computes w_step * (q @ w^T), and a
+    product of rank 2 adds the zero point and the bias.
     """
     assert packed.scale is not None
     out_features = packed.out_features
@@ -156,12 +156,12 @@ def _onednn_int8(packed: PackedWeight, values: Tensor) -> ProviderWeight:
 
 
 def _has_amx() -> bool:
-    # Elsewhere oneDNN's int8 product alone takes as long as our kernel with all that is around it.
+    # Without AMX, oneDNN's int8 product alone takes as long as the whole op of this package.
     return {"amx_tile", "amx_int8"} <= hardware.detect().flags
 
 
 PROVIDERS = (
-    Provider("BLAS", "float32", _blas),  # keeps the values, so that they are there for the next
+    Provider("BLAS", "float32", _blas),  # first: it keeps the unpacked values for the next
     Provider("oneDNN", "float32", _onednn),
     Provider("oneDNN", "bfloat16", _onednn),
     Provider("oneDNN", "int8", _onednn_int8, wanted=_has_amx),

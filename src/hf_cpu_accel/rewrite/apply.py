@@ -35,10 +35,8 @@ def apply_stages(
     """Rewrite `root` in place by `plan`, and return the acceleration with the rows of the plan.
 
     With `trains`, only stages that support gradients run, and weights stay as they are. `name` is the name of `root` in the
-    target, if the
-    target has several models. `saved` is the source of packed weights and the store that reports where the originals are.
-    `calibration` has
-    the calls for which four-bit weights are rounded.
+    target, if the target has several models. `saved` is the source of packed weights and the store that reports where the
+    originals are. `calibration` has the calls for which four-bit weights are rounded.
 
     Any exception leaves `root` as it was.
     """

@@ -32,8 +32,7 @@ def _cache_dtype(model: nn.Module, context: Context) -> torch.dtype | None:
     """Return the dtype of the KV cache, or None for the dtype of the keys.
 
     Decoding is limited by memory traffic, so models with narrow weights get a narrow cache, unless keys would have to be widened
-    for each
-    token.
+    for each token.
     """
     chosen = context.config.kv_cache
     if chosen != "auto":

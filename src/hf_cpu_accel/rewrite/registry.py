@@ -226,7 +226,7 @@ STAGES: tuple[Stage, ...] = (
     Stage("neighboring blocks", join_neighbors),
     Stage("static ranges", make_static),
     Stage("quantized convolutions", join_quantized_images),
-    Stage("nested feed-forward networks", fuse_nested_ffns),
+    Stage("nested ffns", fuse_nested_ffns),
     Stage("split heads", fuse_split_heads),
     Stage("recurrent mixers", fuse_recurrent_mixers),
     Stage("recurrent layers", fuse_recurrent_layers),

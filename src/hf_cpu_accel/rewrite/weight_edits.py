@@ -1,10 +1,8 @@
 """Detect writes to parameters of an accelerated model. Values derived from them are computed again, or the call raises.
 
 Kernels read most biases and gains in place. Fused layers also hold values made of several of them (the biases of query, key and
-value
-side by side), and convolutions have their norms folded in. A version counter misses some writes (`.data`, numpy), so the few
-thousand
-copied values are compared with their earlier state, once per call of the layers that read them.
+value side by side), and convolutions have their norms folded in. A version counter misses some writes (`.data`, numpy), so the
+few thousand copied values are compared with their earlier state, once per call of the layers that read them.
 """
 
 from __future__ import annotations

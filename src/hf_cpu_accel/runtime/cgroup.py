@@ -1,11 +1,10 @@
-"""CPU and memory limits of the control groups (containers, services) that hold this process.
+"""CPU and memory limits of the control groups (containers, services) of this process.
 
-A process sits in a tree of groups and every group on the way to the root may carry a limit; the tightest one
-binds. Version 1 has one tree per controller (files ``cpu.cfs_quota_us``, ``memory.limit_in_bytes``), version
-2 one for all (``cpu.max``, ``memory.max``), and hosts in between mount both. Source: the kernel's
-``Documentation/admin-guide/ cgroup-v1`` and ``cgroup-v2.rst``.
+Each group between the process and the root may have a limit, and the tightest one applies. Version 1 has one tree per controller
+(files ``cpu.cfs_quota_us``, ``memory.limit_in_bytes``), version 2 one tree for all (``cpu.max``, ``memory.max``), and some hosts
+mount both. Source: the kernel's ``Documentation/admin-guide/ cgroup-v1`` and ``cgroup-v2.rst``.
 
-Every function takes the root folder of the tree that it reads, ``/`` on a real machine.
+The argument of every function is the root folder of the files, ``/`` on a real machine.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ class _Mount:
 
 
 def cpu_quota(root: Path = Path("/")) -> float | None:
-    """CPUs' worth of time that the groups grant, e.g. 1.5; ``None`` if no group on the way limits it."""
+    """Return the CPU quota of the groups in CPUs, e.g. 1.5; ``None`` without a limit."""
     quotas: list[float] = []
     for version, folder in _groups(root, "cpu"):
         if version == 2:
@@ -47,16 +46,15 @@ def cpu_quota(root: Path = Path("/")) -> float | None:
 
 
 def memory_limit(root: Path = Path("/")) -> int | None:
-    """The tightest memory limit of the groups, in bytes; ``None`` if there is none."""
+    """Return the tightest memory limit of the groups in bytes; ``None`` if there is none."""
     return min((limit for _, _, limit in _limited_groups(root)), default=None)
 
 
 def memory_headroom(root: Path = Path("/"), *, drops_used_files: bool = False) -> int | None:
-    """Bytes that the tightest group still has to give; ``None`` if no group is limited.
+    """Return the free memory of the tightest group in bytes; ``None`` without a limit.
 
-    Pages of files that were read once (``inactive_file``) count as free: the kernel drops them before it
-    refuses. So it does with those that are in use (``active_file``), which has a price;
-    ``drops_used_files`` counts them, too.
+    Pages of files that were read once (``inactive_file``) count as free, because the kernel drops them first. It also drops pages
+    in use (``active_file``), at a cost; ``drops_used_files`` counts them as free too.
     """
     headrooms: list[int] = []
     for version, folder, limit in _limited_groups(root):
@@ -79,7 +77,7 @@ def _limited_groups(root: Path) -> Iterator[tuple[int, Path, int]]:
 
 
 def _groups(root: Path, controller: str) -> Iterator[tuple[int, Path]]:
-    """(version, folder) of each group on the way from this process's own up to the top that is mounted."""
+    """Yield (version, folder) of each group from that of this process up to the mounted top."""
     memberships = list(_memberships(root))
     for mount in _mounts(root):
         if mount.version == 1 and controller not in mount.controllers:
@@ -94,11 +92,10 @@ def _groups(root: Path, controller: str) -> Iterator[tuple[int, Path]]:
 
 
 def _below(path: PurePosixPath, top: PurePosixPath) -> tuple[str, ...]:
-    """The names from ``top`` down to ``path``.
+    """Return the names from ``top`` down to ``path``.
 
-    A container without its own cgroup namespace reads its path as the host sees it while the mount already
-    starts at its own group, and a path outside of the namespace starts with ``..``: then the mounted top is
-    all there is to see.
+    A container without its own cgroup namespace reads the host's path while its mount starts at its own group, and a path outside
+    of the namespace starts with ``..``. In both cases only the mounted top is visible.
     """
     if ".." in path.parts or not path.is_relative_to(top):
         return ()
@@ -128,5 +125,5 @@ def _mounts(root: Path) -> Iterator[_Mount]:
 
 
 def _unescape(field: str) -> str:
-    """Mount tables write blanks and backslashes as three octal digits."""
+    """Decode the octal escapes of blanks and backslashes in mount tables."""
     return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match.group(1), 8)), field)

@@ -1,4 +1,4 @@
-"""Context variables that have a value for a while."""
+"""Setting a context variable for a while."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 @contextmanager
 def within(variable: ContextVar[T], value: T) -> Iterator[None]:
-    """Inside, `variable` is `value` for what this thread calls."""
+    """Inside, `variable` has the value `value` for calls of this thread."""
     before = variable.set(value)
     try:
         yield

@@ -1,9 +1,8 @@
-"""What the processes of a group hand to one another, through memory that they share where they are on one machine, else by gloo.
+"""Collective operations of a process group, through shared memory on one machine, else by gloo.
 
-gloo's messages go through sockets and threads that sleep: a hidden state of 3.5 KB takes 0.1 to 1.4 ms between two processes of a
-virtual machine, and a token of a language model has two sums for each layer. Here a process writes its values and then how often it
-has written, and waits awake for those of the others, some microseconds. As each sums what lies there, in one order, all get the
-same bits.
+gloo uses sockets and sleeping threads: a hidden state of 3.5 KB takes 0.1 to 1.4 ms between two processes of a virtual machine, and
+a token of a language model needs two sums per layer. Here a process writes its values, then a counter, and polls the counters of
+the others, which takes some microseconds. Each process sums in the same order, so all results are bit-identical.
 """
 
 from __future__ import annotations
@@ -26,10 +25,10 @@ _PATIENT = 20000  # after so many, and so many again, it is asked whether the ot
 
 
 class Exchange:
-    """For one group; all its processes make one at the same time, and call it in the same order.
+    """The exchange of one group. All its processes must create it at the same time, and call it in the same order.
 
     Attributes:
-        is_shared: whether memory is shared; it takes one machine, whose processors show stores in their order (x86).
+        is_shared: whether it uses shared memory, which needs one machine with ordered stores (x86).
     """
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
@@ -47,7 +46,7 @@ class Exchange:
         return self  # the processes are the same
 
     def sum(self, values: Tensor) -> Tensor:
-        """The sum over all processes, which have floating point values of one shape and dtype."""
+        """Return the sum over all processes of floating point values of one shape and dtype."""
         if not self._has_room_for(values):
             values = values.contiguous()
             dist.all_reduce(values, group=self._group)
@@ -55,7 +54,7 @@ class Exchange:
         return self._all(values).sum(0).view(values.shape).to(values.dtype)
 
     def side_by_side(self, values: Tensor) -> Tensor:
-        """[..., N of each] -> [..., N of all], in the order of the processes; floating point of one shape and dtype."""
+        """Concatenate [..., N of each process] to [..., N of all], in the order of the processes, in one shape and float dtype."""
         if not self._has_room_for(values):
             values = values.contiguous()
             parts = [torch.empty_like(values) for _ in range(self.size)]
@@ -65,12 +64,14 @@ class Exchange:
         return torch.cat(parts_of_all.unbind(0), dim=-1).to(values.dtype)
 
     def _has_room_for(self, values: Tensor) -> bool:
-        """Whether they go through shared memory, as they are: float64 would be rounded there."""
+        """Return whether the values fit into shared memory exactly: float64 would be rounded."""
         return self.is_shared and values.numel() <= _CAPACITY and values.dtype is not torch.float64
 
     def _all(self, values: Tensor) -> Tensor:
-        """float32 [processes, numbers], which the exchange after the next overwrites: by then all have begun the next, and so have
-        read these."""
+        """Return the values of all processes, float32 [processes, numbers].
+
+        The exchange after the next one overwrites them; by then all processes have started the next one, and so have read these.
+        """
         self._turn += 1
         mine = self._values[self._turn % 2, :, : values.numel()]
         mine[self.rank].copy_(values.reshape(-1))
@@ -96,7 +97,7 @@ class Exchange:
 def _shared_memory(
     group: dist.ProcessGroup | None, rank: int, size: int, nbytes: int
 ) -> tuple[mmap.mmap | None, list[int]]:
-    """Memory of the first process that all have mapped, or None if one of them cannot; and the ids of the processes."""
+    """Return memory of the first process that all have mapped, or None if one cannot map it, and the ids of the processes."""
     file = os.memfd_create("hf_cpu_accel") if rank == 0 else -1
     if rank == 0:
         os.ftruncate(file, nbytes)
@@ -119,7 +120,7 @@ def _shared_memory(
 
 
 def _is_alive(pid: int) -> bool:
-    """A process that has ended is there still until its parent has asked how."""
+    """Return whether a process runs; an ended one still exists until its parent has waited for it."""
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -127,6 +128,6 @@ def _is_alive(pid: int) -> bool:
 
 
 def _machine() -> str:
-    """Tells machines, and containers with process ids of their own, apart."""
+    """Return a key of the machine, or of the container if it has its own process ids."""
     with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as boot:
         return f"{boot.read().strip()} {os.readlink('/proc/self/ns/pid')}"

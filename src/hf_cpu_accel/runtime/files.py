@@ -1,4 +1,4 @@
-"""Where this package lies, and reading the small text files by which the kernel tells of itself."""
+"""The folder of this package, and reading of small text files of the kernel."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ PACKAGE = Path(__file__).resolve().parent.parent
 
 
 def read_text(path: Path) -> str | None:
-    """The file's text without surrounding blanks; ``None`` if it is absent, unreadable or not text."""
+    """Return the file's text without surrounding blanks; ``None`` if it is absent, unreadable or not text."""
     try:
         return path.read_text().strip()
     except (OSError, UnicodeDecodeError):

@@ -1,11 +1,13 @@
-"""A forked process goes on with one thread of its parent's, and with memory as it lay there at that moment.
+"""Safe forks: a forked process has only one thread of its parent, and a copy of its memory.
 
-Two things would then wait for ever. GNU's OpenMP, with which torch's packages for Linux are built, hands work to the threads of the
-parent: torch hangs in the child of a process that has computed on two threads, with this package or without. And a lock that
-another thread held is never given back. So the OpenMP threads of the thread that forks are ended before (the next parallel region
-starts new ones, on both sides, in some 100 us), and our locks are free in the child.
+Two things would hang in the child:
 
-Other OpenMP runtimes (LLVM's, Intel's) see to forks by themselves.
+- GNU's OpenMP, which torch's packages for Linux use, passes work to threads of the parent. torch hangs in the child of a process
+  that has computed on two threads, with or without this package. So the OpenMP threads of the forking thread are ended before a
+  fork. The next parallel region starts new ones, in both processes, in about 100 us.
+- A lock that another thread held is never released. The locks of this package are free in the child.
+
+Other OpenMP runtimes (LLVM's, Intel's) handle forks themselves.
 """
 
 from __future__ import annotations
@@ -30,14 +32,14 @@ _threads = 1
 
 
 def new_lock() -> threading.Lock:
-    """A lock that is free in a forked process."""
+    """Return a lock that is free in a forked process."""
     lock = threading.Lock()
     _locks.add(lock)
     return lock
 
 
 def new_reentrant_lock() -> threading.RLock:
-    """The same, for code that calls itself."""
+    """Return a reentrant lock that is free in a forked process."""
     lock = threading.RLock()
     _locks.add(lock)
     return lock
@@ -63,7 +65,7 @@ def _keep_threads() -> None:
 
 @cache
 def _runtimes(root: Path = Path("/")) -> tuple[Callable[[int], int], ...]:
-    """`omp_pause_resource_all` of each GNU OpenMP runtime that this process has loaded; none is loaded for it."""
+    """Return `omp_pause_resource_all` of each GNU OpenMP runtime in this process, without loading one."""
     maps = read_text(root / "proc/self/maps") or ""
     found = []
     for path in sorted(set(re.findall(r"/\S*libgomp[-.]\S*", maps))):

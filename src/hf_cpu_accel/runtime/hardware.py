@@ -21,7 +21,7 @@ from hf_cpu_accel.runtime import cgroup, memory, topology
 
 ISA_VARIABLE = "HF_CPU_ACCEL_ISA"
 
-# From the lowest to the highest. avx2_vnni is a branch of its own: many CPUs with AVX-512 lack the flag avx_vnni.
+# From the lowest to the highest. avx2_vnni is a separate branch: many CPUs with AVX-512 lack the flag avx_vnni.
 _AVX2 = frozenset({"avx2", "fma", "f16c"})
 _AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd"}
 _AVX512_BF16 = _AVX512 | {"avx512_vnni", "avx512_bf16"}
@@ -38,10 +38,10 @@ _TIER_FLAGS: dict[str, frozenset[str]] = {
     "neon_i8mm_bf16": _NEON_DOTPROD | {"i8mm", "bf16"},
 }
 TIERS: tuple[str, ...] = tuple(_TIER_FLAGS)
-# Of each architecture: a tier of another one is no cap.
+# By architecture: a tier of another architecture does not cap.
 _ARM_TIERS = ("generic", "neon_dotprod", "neon_i8mm_bf16")
 _X86_TIERS = tuple(tier for tier in TIERS if tier == "generic" or tier not in _ARM_TIERS)
-# The kernels of amx on a machine without it, where they are asked for by name: slow, for tests.
+# The kernels of amx emulated on a machine without it, only if named explicitly: slow, for tests.
 EMULATED_AMX = "amx_emulated"
 
 
@@ -94,9 +94,10 @@ class Peaks:
 
 @lru_cache(maxsize=1)
 def detect() -> CPUInfo:
-    """The machine as it was at the first call (``memory_available`` too); ``probe()`` looks anew.
+    """Return the machine, read at the first call (including ``memory_available``); ``probe()`` reads it again.
 
-    Raises ValueError if ``HF_CPU_ACCEL_ISA`` names no tier.
+    Raises:
+        ValueError: ``HF_CPU_ACCEL_ISA`` is not a tier.
     """
     return probe()
 
@@ -108,10 +109,16 @@ def probe(
     machine_memory: tuple[int, int] | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> CPUInfo:
-    """Read the facts below ``root``: ``/``, or a folder with another machine's ``/proc`` and ``/sys``.
+    """Read the machine from the files below ``root``.
 
-    ``affinity`` (logical CPUs), ``machine_memory`` (total and available bytes) and ``environ`` stand for what
-    the operating system would answer. Raises ValueError if ``HF_CPU_ACCEL_ISA`` names no tier.
+    Args:
+        root: ``/``, or a folder with another machine's ``/proc`` and ``/sys``.
+        affinity: logical CPUs, instead of those of the process.
+        machine_memory: total and available bytes, instead of those of the system.
+        environ: instead of ``os.environ``.
+
+    Raises:
+        ValueError: ``HF_CPU_ACCEL_ISA`` is not a tier.
     """
     processor = topology.processor(root) or _foreign_processor()
     cap = (os.environ if environ is None else environ).get(ISA_VARIABLE)
@@ -162,9 +169,12 @@ def probe(
 
 
 def best_tier(flags: Iterable[str], cap: str | None = None) -> str:
-    """The highest of ``TIERS``, up to ``cap`` if that is one of its architecture, that a CPU with these ``flags`` runs.
+    """Return the highest of ``TIERS`` that a CPU with these ``flags`` supports, up to ``cap`` if it is of the same architecture.
 
-    ``EMULATED_AMX``, which is none of them, is only given to who names it as ``cap``. Raises ValueError if ``cap`` is no tier.
+    ``EMULATED_AMX``, which is not in ``TIERS``, is returned only if ``cap`` names it.
+
+    Raises:
+        ValueError: ``cap`` is not a tier.
     """
     available = frozenset(flags)
     if cap == EMULATED_AMX:
@@ -184,21 +194,21 @@ def tiers_of(arch: str) -> tuple[str, ...]:
 
 
 def thread_limit(affinity: int, cores: int, quota: float | None) -> tuple[int, str]:
-    """(threads, a sentence why): min(affinity, ceil(quota), cores), at least 1.
+    """Return (threads, the reason): min(affinity, ceil(quota), cores), at least 1.
 
-    Two threads on one core share its multipliers, so hardware threads beyond ``cores`` bring nothing; threads
-    beyond the quota are worse than useless, since the kernel stops all of them for the rest of each period.
+    Two threads on one core share its multipliers, so hardware threads beyond ``cores`` gain nothing. Threads beyond the quota slow
+    down all threads, because the kernel stops them for the rest of each period.
     """
-    granted = math.inf if quota is None else max(1, math.ceil(quota))
-    count = int(max(1, min(affinity, cores, granted)))
-    if granted < min(affinity, cores):
+    quota_threads = math.inf if quota is None else max(1, math.ceil(quota))
+    count = int(max(1, min(affinity, cores, quota_threads)))
+    if quota_threads < min(affinity, cores):
         return count, (
             f"{count} because the control group (container) grants {quota:g} CPUs "
             f"of the {cores} cores that this process may use"
         )
     if cores < affinity:
-        what = f"the {affinity} logical CPUs that this process may use are {cores} physical cores"
-        return count, f"{count} because {what}"
+        reason = f"the {affinity} logical CPUs that this process may use are {cores} physical cores"
+        return count, f"{count} because {reason}"
     return count, f"{count}, one per core that this process may use"
 
 
@@ -210,7 +220,7 @@ def lacks_vnni() -> bool:
 
 
 def native_bf16_is_fast() -> bool:
-    """Whether the kernels have bfloat16 dot products that beat float32 here; False without kernels."""
+    """Return whether the kernels' bfloat16 dot products are faster than float32 on this CPU; False without kernels."""
     from hf_cpu_accel import extension
 
     return extension.status().bf16_dot
@@ -219,8 +229,11 @@ def native_bf16_is_fast() -> bool:
 def measure_peaks(threads: int | None = None) -> Peaks:
     """Measure arithmetic and read bandwidth on ``threads`` threads, by default ``detect().threads``.
 
-    Takes seconds and wants an idle machine. Raises RuntimeError if the native kernels are not loaded,
-    ValueError if ``threads`` is below 1.
+    It takes seconds, on an idle machine.
+
+    Raises:
+        RuntimeError: the native kernels are not loaded.
+        ValueError: ``threads`` is below 1.
     """
     import torch
 
@@ -236,7 +249,7 @@ def measure_peaks(threads: int | None = None) -> Peaks:
 
 
 def measure_read_bandwidth(threads: int | None = None) -> float:
-    """The read bandwidth of ``measure_peaks`` alone, GB/s, in about a second; raises the same."""
+    """Measure only the read bandwidth, in GB/s, in about a second; errors as in ``measure_peaks``."""
     import torch
 
     with _probing(threads) as count:
@@ -245,7 +258,7 @@ def measure_read_bandwidth(threads: int | None = None) -> float:
 
 @contextlib.contextmanager
 def _probing(threads: int | None) -> Iterator[int]:
-    """Checks, and torch's pool at that many threads meanwhile: the ops share out the work over it."""
+    """Check the arguments, and set torch's threads inside, which the ops use."""
     import torch
 
     from hf_cpu_accel import extension
@@ -269,7 +282,7 @@ def _probing(threads: int | None) -> Iterator[int]:
 
 
 def _beyond_caches() -> int:
-    """Megabytes far beyond the last cache level, so that memory is what is measured, but never into swap."""
+    """Return a size in megabytes far beyond the last cache level, so that memory is measured, without swapping."""
     wanted = 4 * (detect().l3 or 64 << 20)
     return max(64, min(wanted, psutil.virtual_memory().available // 4) >> 20)
 
@@ -281,7 +294,7 @@ def _affinity() -> frozenset[int]:
 
 
 def _foreign_processor() -> topology.Processor:
-    """Where there is no ``/proc/cpuinfo``: py-cpuinfo, which starts processes and takes a second."""
+    """Read the processor by py-cpuinfo, if there is no ``/proc/cpuinfo``; it starts processes and takes a second."""
     import cpuinfo
 
     info = cpuinfo.get_cpu_info()

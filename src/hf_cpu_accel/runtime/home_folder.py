@@ -1,4 +1,4 @@
-"""The folder on disk where the package keeps what is too big or too dear to hold in memory."""
+"""The folder on disk for caches of this package."""
 
 from __future__ import annotations
 
@@ -19,10 +19,9 @@ _logger = logging.getLogger("hf_cpu_accel.runtime")
 
 
 def home_folder(environ: Mapping[str, str] | None = None) -> Path:
-    """``$HF_CPU_ACCEL_HOME``, else ``~/.cache/hf_cpu_accel``; not created.
+    """Return ``$HF_CPU_ACCEL_HOME``, else ``~/.cache/hf_cpu_accel``, without creating it.
 
-    Deliberately no temporary folder: ``/tmp`` is memory on many machines, and what is put here is put here to
-    save it.
+    Not a temporary folder, because ``/tmp`` is memory on many machines, and files here are to save memory.
     """
     environ = os.environ if environ is None else environ
     chosen = environ.get(HOME_VARIABLE, "")
@@ -30,12 +29,12 @@ def home_folder(environ: Mapping[str, str] | None = None) -> Path:
 
 
 def cache_folder(*names: str) -> Path:
-    """The folder of that name in the home folder, from which files are read; not created.
+    """Return a folder in the home folder, without creating it.
 
-    Where another user owns or can write to one of the folders on the way, one warning says so and what to do, and the folder is a
-    temporary one that goes with this process: nothing is kept then.
+    If another user owns or can write to one of the folders in its path, log one warning, and return a temporary folder that is
+    removed at exit.
     """
-    home = home_folder().resolve()  # whoever owns the home of the user may have put it elsewhere by a link
+    home = home_folder().resolve()  # the home of the user may be a link
     levels = [home.joinpath(*names[:count]) for count in range(len(names) + 1)]
     for level in levels:
         reason = problem(level)
@@ -58,5 +57,5 @@ def _temporary(process: int) -> Path:
 
 
 def _remove(folder: Path, process: int) -> None:
-    if os.getpid() == process:  # a forked process has no part in it
+    if os.getpid() == process:  # not in a forked process
         shutil.rmtree(folder, ignore_errors=True)

@@ -1,7 +1,7 @@
-"""Which tensors are pages of a file, as it is: they take no memory of the process, and the system can drop and read them again.
+"""Tensors whose memory is unchanged pages of a file, which the system can drop and read again.
 
-Loaders map checkpoints (safetensors, `torch.load(mmap=True)`), each process for itself: a page that is written to becomes memory of
-the process. Sources: proc(5) on /proc/pid/maps and /proc/pid/stat, and the kernel's Documentation/admin-guide/mm/pagemap.rst.
+Loaders map checkpoints privately (safetensors, `torch.load(mmap=True)`): a page that is written to becomes memory of the process.
+Sources: proc(5) on /proc/pid/maps and /proc/pid/stat, and the kernel's Documentation/admin-guide/mm/pagemap.rst.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from torch import Tensor
 from hf_cpu_accel.runtime.files import read_text
 from hf_cpu_accel.runtime.memory import drop_pages, heap_end
 
-# Begin, end and path of those that are readable and private: what is shared, others may write to unseen.
+# Begin, end and path of readable private areas. Other processes may write to shared ones.
 _AREA = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) r..p \S+ \S+ \d+ +(/.*)$", re.MULTILINE)
 _HELD, _OF_FILE = (
     np.uint64(3 << 62),
     np.uint64(1 << 61),
 )  # in memory or swapped out; a page of a file, or shared
-_BEGINNING = 1 << 16  # bytes by which a file is recognized, too: those of safetensors have their header there
+_BEGINNING = 1 << 16  # the first bytes identify a file; safetensors has its header there
 
 
 @dataclass(frozen=True)
@@ -41,21 +41,22 @@ class _Area:
 
 
 class SourceFile:
-    """A file that tensors are mapped from. It is open from here on, so that `check` also knows it once it was moved or deleted."""
+    """A file that tensors are mapped from. It stays open, so that `check` works after it is moved or deleted."""
 
     def __init__(self, path: Path) -> None:
         """
         Raises:
-            OSError: it cannot be read, or is there no more.
+            OSError: the file cannot be read or no longer exists.
         """
         self.path = path
         self._file = path.open("rb", buffering=0)
         self._state = self._state_now()
 
     def check(self) -> None:
-        """
+        """Check that the file is unchanged.
+
         Raises:
-            RuntimeError: the file was written to since this was made.
+            RuntimeError: the file has changed since this object was created.
         """
         if self._state_now() != self._state:
             raise RuntimeError(
@@ -70,10 +71,10 @@ class SourceFile:
 
 
 class MappedFiles:
-    """The files that are mapped into this process; none where the system does not tell.
+    """The files that are mapped into this process; none if the system does not list them.
 
-    The list is read when it is first needed. It has thousands of lines where many libraries are loaded, which is milliseconds, so
-    it is not read for tensors in the heap: small ones, all of a small model.
+    The list is read at its first use. With many libraries it has thousands of lines, which takes milliseconds. So it is not read
+    for tensors in the heap, as of small models.
     """
 
     def __init__(self, root: Path = Path("/")) -> None:
@@ -94,7 +95,7 @@ class MappedFiles:
         return [area.begin for area in self._areas]
 
     def source_of(self, tensor: Tensor) -> SourceFile | None:
-        """The file that `tensor` is mapped from, if none of its pages has been written to; None if there is none."""
+        """Return the file that `tensor` is mapped from, if none of its pages was written to; else None."""
         area = self._area_of(tensor)
         if area is None or self._is_written(tensor):
             return None
@@ -103,7 +104,7 @@ class MappedFiles:
         return self._files[area.path]
 
     def give_back(self, tensor: Tensor) -> SourceFile | None:
-        """Give back the pages of `tensor` if they are those of a file, which it says; they are read again when they are used."""
+        """Drop the pages of `tensor` if they belong to a file, and return whether they do. The next use reads them again."""
         file = self.source_of(tensor)
         if file is not None:
             drop_pages(tensor.data_ptr(), tensor.nbytes)
@@ -119,7 +120,7 @@ class MappedFiles:
         return None if number < 0 or end > self._areas[number].end else self._areas[number]
 
     def _is_written(self, tensor: Tensor) -> bool:
-        """Whether some page of `tensor` is memory of the process."""
+        """Return whether some page of `tensor` is memory of the process."""
         first = tensor.data_ptr() // mmap.PAGESIZE
         last = (tensor.data_ptr() + tensor.nbytes - 1) // mmap.PAGESIZE
         try:
@@ -132,13 +133,13 @@ class MappedFiles:
 
 
 def _heap_begin(root: Path) -> int:
-    """Where the heap begins (proc(5): `start_brk` in /proc/pid/stat); 0 if the system does not tell."""
+    """Return the start of the heap (proc(5): `start_brk` in /proc/pid/stat); 0 if it is unknown."""
     fields = (read_text(root / "proc/self/stat") or "").rpartition(")")[2].split()
     return int(fields[44]) if len(fields) > 44 else 0
 
 
 def _areas(text: str) -> Iterator[_Area]:
-    """The mapped files of a text like /proc/self/maps, neighboring parts of one as one."""
+    """Return the mapped files of a text like /proc/self/maps, with adjacent parts of a file merged."""
     last: _Area | None = None
     for begin, end, path in _AREA.findall(text):
         area = _Area(int(begin, 16), int(end, 16), path)

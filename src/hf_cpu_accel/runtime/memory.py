@@ -1,14 +1,13 @@
-"""The heap and its pages: which allocator serves, whether it gives memory back, and how to make it stop.
+"""The heap and its pages: the allocator, whether it returns memory to the system, and how to stop that.
 
-Why it matters: glibc maps every block above a threshold (at most 32 MiB) afresh and unmaps it when it is
-freed, so that each large output tensor pays one page fault per 4 KiB, and faults are dear on virtual
-machines. Adding 1 to an 80 MB tensor took 26 ms with 19,500 faults on a 2-core cloud machine, 7.5 ms with the
-heap kept.
+glibc maps every block above a threshold (at most 32 MiB) again, and unmaps it when it is freed. So each large output tensor has one
+page fault per 4 KiB, which is slow on virtual machines. Adding 1 to an 80 MB tensor took 26 ms with 19,500 faults on a 2-core cloud
+machine, and 7.5 ms with the heap kept.
 
-The kernels' outputs and workspaces come from a pool of their own (csrc/buffers.h), on huge pages where the system allows
-them on request: a warm model takes nothing from the system. Only torch's own tensors are left to `keep_heap()`, and it
-stays a choice: it is for the whole process, and before 2.38 glibc's memalign, which torch calls, cannot reuse a block beside
-which a fragment lies, so that a raised threshold makes the heap grow without end in some processes.
+The kernels' outputs and workspaces come from their own pool (csrc/buffers.h), on huge pages if the system allows them on request.
+So a warm model allocates nothing from the system. `keep_heap()` is for torch's own tensors. It is optional because it affects the
+whole process, and because memalign of glibc before 2.38, which torch calls, cannot reuse a block next to a fragment: in some
+processes a raised threshold makes the heap grow without limit.
 """
 
 from __future__ import annotations
@@ -45,15 +44,20 @@ _status = HeapStatus(False, 0, "keep_heap() was not called, so the allocator use
 
 
 def keep_heap(largest_block: int = 1 << 30) -> bool:
-    """From now on keep freed blocks up to ``largest_block`` bytes for reuse; True if that worked.
+    """Keep freed blocks up to ``largest_block`` bytes in the process for reuse, from now on.
 
-    For the whole process and for good: opt in where one process serves one model for long. The price is that
-    resident memory stays at its highest mark; ``trim_heap()`` gives it back once, for instance after a model
-    was packed. Only glibc's own allocator can be told so; ``heap_status()`` has the reason if it did not
-    work. Large blocks of threads other than the main one are still mapped afresh, as glibc's side arenas end
-    at 64 MiB.
+    It is permanent and for the whole process: use it in a process that serves one model. Resident memory then stays at its peak.
+    ``trim_heap()`` returns it to the system once, for example after a model was packed. Large blocks of other threads than the main
+    one are still mapped again, because glibc's other arenas end at 64 MiB.
 
-    Raises ValueError unless ``largest_block`` is from 128 KiB, glibc's default, to below 2 GiB, its limit.
+    Args:
+        largest_block: in bytes, from 128 KiB, glibc's default, to below 2 GiB, its limit.
+
+    Returns:
+        Whether it worked. Only glibc's allocator supports it; ``heap_status()`` has the reason.
+
+    Raises:
+        ValueError: ``largest_block`` is out of range.
     """
     global _status
     if not 128 << 10 <= largest_block < 1 << 31:
@@ -63,7 +67,7 @@ def keep_heap(largest_block: int = 1 << 30) -> bool:
     if name != "glibc" or libc is None:
         _status = HeapStatus(False, 0, f"the allocator is {name}, and only glibc's can be configured")
         return False
-    # Before 2.35 glibc refuses a threshold above 32 MiB (half of its HEAP_MAX_SIZE).
+    # glibc before 2.35 rejects a threshold above 32 MiB (half of its HEAP_MAX_SIZE).
     for size in (largest_block, 32 << 20):
         if size <= largest_block and libc.mallopt(_M_MMAP_THRESHOLD, size) == 1:
             libc.mallopt(_M_TRIM_THRESHOLD, -1)  # (size_t) -1: never shrink the heap
@@ -74,14 +78,15 @@ def keep_heap(largest_block: int = 1 << 30) -> bool:
 
 
 def heap_status() -> HeapStatus:
-    """What ``keep_heap()`` last did."""
+    """Return the result of the last ``keep_heap()``."""
     return _status
 
 
 def trim_heap() -> bool:
-    """Give the heap's free pages back to the system once, and the output buffers that the kernels keep for reuse.
+    """Return the heap's free pages and the kernels' idle output buffers to the system, once.
 
-    True if the heap had any, False without glibc.
+    Returns:
+        Whether the heap had free pages; False without glibc.
     """
     release_buffers()
     libc = _glibc()
@@ -89,24 +94,24 @@ def trim_heap() -> bool:
 
 
 def want_huge_pages(address: int, nbytes: int) -> bool:
-    """Ask for huge pages for the whole ones among ``nbytes`` of memory at ``address``; True if the system listens.
+    """Request huge pages for the ``nbytes`` of memory at ``address``, and return whether the system supports that.
 
-    For memory that is not written yet. Reading 4 KiB pages one after the other, processors stop at the end of each.
+    For memory that is not written yet. With 4 KiB pages, the hardware prefetcher stops at the end of each page.
     """
     return _advise(address, nbytes, _HUGE_PAGE, _MADV_HUGEPAGE)
 
 
 def drop_pages(address: int, nbytes: int) -> bool:
-    """Give back the whole pages among ``nbytes`` of memory at ``address``, which a file is mapped to; True if the system did.
+    """Drop the full pages among ``nbytes`` of a mapped file at ``address``, and return whether the system did.
 
-    Who looks there again sees what the file has, so what was written to these pages is lost.
+    The next access reads the file again, so writes to these pages are lost.
     """
     return _advise(address, nbytes, mmap.PAGESIZE, _MADV_DONTNEED)
 
 
 def release_buffers() -> int:
-    """Free the idle output buffers of the kernels (at most 512 MiB are kept); how many bytes that were."""
-    import torch  # here, since detecting the hardware reads this file's facts and must not wait for torch
+    """Free the idle output buffers of the kernels (at most 512 MiB), and return their bytes."""
+    import torch  # not at the top, because detecting the hardware imports this file and must not import torch
 
     from hf_cpu_accel import extension
 
@@ -116,7 +121,7 @@ def release_buffers() -> int:
 
 
 def buffer_allocations() -> int:
-    """How often the kernels asked the system for memory since they were loaded: it stands still once a model is warm."""
+    """Return how often the kernels have allocated memory from the system; constant once a model is warm."""
     import torch
 
     from hf_cpu_accel import extension
@@ -126,10 +131,9 @@ def buffer_allocations() -> int:
 
 @cache
 def allocator(root: Path = Path("/")) -> str:
-    """Who serves ``malloc``: "jemalloc", "tcmalloc", "mimalloc", "glibc", "musl" or "unknown".
+    """Return the allocator of ``malloc``: "jemalloc", "tcmalloc", "mimalloc", "glibc", "musl" or "unknown".
 
-    Read once off the libraries mapped into this process (``/proc/self/maps``): a preloaded allocator is among
-    them from the start.
+    Read once from the libraries mapped into this process (``/proc/self/maps``), which include a preloaded allocator.
     """
     libraries = set(re.findall(r"/([^/\n]+)$", read_text(root / "proc/self/maps") or "", re.MULTILINE))
     for name in _OTHER_ALLOCATORS:
@@ -141,14 +145,14 @@ def allocator(root: Path = Path("/")) -> str:
 
 
 def transparent_hugepages(root: Path = Path("/")) -> str:
-    """The kernel's mode: "always", "madvise", "never" or "unknown"."""
+    """Return the kernel's mode: "always", "madvise", "never" or "unknown"."""
     text = read_text(root / "sys/kernel/mm/transparent_hugepage/enabled") or ""
     match = re.search(r"\[(always|madvise|never)\]", text)
     return match.group(1) if match else "unknown"
 
 
 def memory_stall(root: Path = Path("/")) -> float | None:
-    """Percent of the last 10 seconds in which some task waited for memory (kernel PSI), if told."""
+    """Return the per cent of the last 10 seconds in which some task waited for memory (kernel PSI), or None."""
     match = re.search(r"^some avg10=([\d.]+)", read_text(root / "proc/pressure/memory") or "", re.MULTILINE)
     return float(match.group(1)) if match else None
 
@@ -162,14 +166,14 @@ def _advise(address: int, nbytes: int, page: int, advice: int) -> bool:
 
 
 def heap_end() -> int:
-    """The address where the heap of the main arena ends now; 0 without glibc."""
+    """Return the end address of the heap of the main arena; 0 without glibc."""
     libc = _glibc()
     return 0 if libc is None else int(libc.sbrk(0))
 
 
 @cache
 def _glibc() -> ctypes.CDLL | None:
-    """The C library of this process, if it is glibc."""
+    """Return the C library of this process if it is glibc, else None."""
     try:
         libc = ctypes.CDLL(None)
     except (OSError, TypeError):  # Windows has no such handle

@@ -1,4 +1,4 @@
-"""Files and folders that no other user can have written: what is read from there decides what runs, and some of it is code."""
+"""Files and folders that no other user can have written, because some of their content is code."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 def problem(path: Path) -> str | None:
-    """Why another user may have written the file or folder; None if none can have, or it is not there.
+    """Return why another user may have written the file or folder; None if that is impossible, or it does not exist.
 
-    A symbolic link is a problem: who made it chose what it leads to.
+    A symbolic link is a problem, because its owner chooses the target.
     """
     try:
         status = path.lstat()
@@ -30,7 +30,7 @@ def problem(path: Path) -> str | None:
 
 
 def make_folder(path: Path) -> Path:
-    """Create the folder, and what is missing above it, for this user alone (mode 0700). Returns the path.
+    """Create the folder and its missing parents for this user only (mode 0700), and return the path.
 
     Raises:
         OSError: it cannot be created.

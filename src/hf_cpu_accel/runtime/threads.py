@@ -1,4 +1,4 @@
-"""torch's intra-op thread count: what this process can use, unless its user has chosen."""
+"""torch's intra-op thread count: the CPUs of this process, unless the user has set it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 @dataclass(frozen=True)
 class ThreadChoice:
-    """How many threads torch runs on, why, and by whom: "argument", "environment", "user" or "hardware"."""
+    """The number of threads, the reason, and its source: "argument", "environment", "user" or "hardware"."""
 
     count: int
     reason: str
@@ -27,16 +27,24 @@ _applied: ThreadChoice | None = None
 
 
 def apply_threads(n: int | None = None) -> ThreadChoice:
-    """Set torch's intra-op threads to what the hardware and its limits allow, and say what was chosen.
+    """Set torch's intra-op threads to the limit of the hardware, and return the choice.
 
-    The count is min(affinity, ceil(cgroup quota), physical cores), see ``hardware.thread_limit``. It yields
-    to, in this order: ``n``; ``OMP_NUM_THREADS`` or ``MKL_NUM_THREADS`` in the environment; an earlier
-    ``torch.set_num_threads``, which shows as a count that torch would not have chosen by itself. (A user's
-    count that equals torch's own default can't be told from it: pass it as ``n``.) Once set, it stays until
-    it is changed. As everywhere in torch the count reaches the calling thread and those that have not
+    The count is min(affinity, ceil(cgroup quota), physical cores), see ``hardware.thread_limit``. These have precedence, in this
+    order:
+
+    - ``n``;
+    - ``OMP_NUM_THREADS`` or ``MKL_NUM_THREADS`` in the environment;
+    - an earlier ``torch.set_num_threads`` with another count than torch's default. (Pass a count that equals the default as ``n``.)
+
+    Once set, it stays until it is changed. As always in torch, the count applies to the calling thread and to threads that have not
     computed yet.
 
-    Raises TypeError if ``n`` is no int, ValueError if it is below 1.
+    Args:
+        n: the number of threads, or None.
+
+    Raises:
+        TypeError: ``n`` is not an integer.
+        ValueError: ``n`` is below 1.
     """
     global _applied
     cpu = hardware.detect()
@@ -61,10 +69,13 @@ def apply_threads(n: int | None = None) -> ThreadChoice:
 def choose(
     current: int, cpu: hardware.CPUInfo, environ: Mapping[str, str], *, untouched: bool = True
 ) -> ThreadChoice:
-    """Decide between the user's count and the hardware's; changes nothing.
+    """Choose between the user's count and the hardware's, without setting it.
 
-    ``current`` is torch's count now; ``untouched`` says that this package has not set it before (when it has,
-    any difference is the user's doing).
+    Args:
+        current: torch's present count.
+        cpu: the machine.
+        environ: the environment variables.
+        untouched: whether this package has not set the count before; otherwise any difference is from the user.
     """
     named = next((name for name in _THREAD_VARIABLES if environ.get(name)), None)
     without_effect = ""

@@ -1,7 +1,7 @@
-"""Processors, cores, caches and memory nodes as Linux describes them under ``/proc`` and ``/sys``.
+"""Processors, cores, caches and memory nodes from ``/proc`` and ``/sys`` of Linux.
 
-Every function takes the root folder of the tree that it reads, ``/`` on a real machine, and gives an empty or
-``None`` answer where the kernel (or a sandbox, or another system) shows nothing.
+The argument of every function is the root folder of the files, ``/`` on a real machine. The result is empty or ``None`` where the
+kernel, a sandbox or another system does not have them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ARM_CORES = {
 
 @dataclass(frozen=True)
 class Processor:
-    """What ``/proc/cpuinfo`` says: names, and the instruction-set flags that all processors share."""
+    """The content of ``/proc/cpuinfo``: names, and the instruction-set flags that all processors share."""
 
     model_name: str
     vendor: str
@@ -34,7 +34,7 @@ class Processor:
 
 @dataclass(frozen=True)
 class Caches:
-    """Sizes in bytes, ``None`` where unknown: L1 data and L2 as one core's share, L3 as a whole instance."""
+    """The sizes of caches in bytes, ``None`` if unknown: L1 data and L2 as one core's share, L3 as a full instance."""
 
     l1d: int | None
     l2: int | None
@@ -42,7 +42,11 @@ class Caches:
 
 
 def parse_cpu_list(text: str) -> frozenset[int]:
-    """``"0-3,8"`` -> {0, 1, 2, 3, 8}: the kernel's list format. ValueError on anything else."""
+    """Parse the kernel's list format, ``"0-3,8"`` -> {0, 1, 2, 3, 8}.
+
+    Raises:
+        ValueError: the text has another format.
+    """
     numbers: set[int] = set()
     for part in filter(None, (part.strip() for part in text.split(","))):
         match = re.fullmatch(r"(\d+)(?:-(\d+))?", part)
@@ -54,7 +58,7 @@ def parse_cpu_list(text: str) -> frozenset[int]:
 
 
 def format_cpu_list(numbers: Iterable[int]) -> str:
-    """{0, 1, 2, 3, 8} -> ``"0-3,8"``."""
+    """Format numbers in the kernel's list format, {0, 1, 2, 3, 8} -> ``"0-3,8"``."""
     runs: list[list[int]] = []
     for number in sorted(set(numbers)):
         if runs and number == runs[-1][1] + 1:
@@ -84,7 +88,7 @@ def processor(root: Path = Path("/")) -> Processor | None:
 
 
 def online_cpus(root: Path = Path("/")) -> frozenset[int]:
-    """The logical CPUs that are switched on."""
+    """Return the logical CPUs that are online."""
     text = read_text(root / "sys/devices/system/cpu/online")
     if text:
         return parse_cpu_list(text)
@@ -94,7 +98,7 @@ def online_cpus(root: Path = Path("/")) -> frozenset[int]:
 def cores(cpus: Iterable[int], root: Path = Path("/")) -> frozenset[frozenset[int]]:
     """Group ``cpus`` by physical core: hardware threads (SMT siblings) of one core share a set.
 
-    A CPU of which nothing is known counts as a core of its own.
+    A CPU without information counts as a separate core.
     """
     wanted = frozenset(cpus)
     by_record = _cores_of_cpuinfo(root)
@@ -108,7 +112,7 @@ def cores(cpus: Iterable[int], root: Path = Path("/")) -> frozenset[frozenset[in
 
 
 def caches(cpu: int, root: Path = Path("/")) -> Caches:
-    """The caches that ``cpu`` reaches. A level that several cores share is divided among them, but for L3."""
+    """Return the caches of ``cpu``. A level that several cores share is divided among them, except L3."""
     found: dict[int, int] = {}
     for folder in sorted((root / f"sys/devices/system/cpu/cpu{cpu}/cache").glob("index*")):
         level, kind, size = (read_text(folder / name) or "" for name in ("level", "type", "size"))
@@ -122,7 +126,7 @@ def caches(cpu: int, root: Path = Path("/")) -> Caches:
 
 
 def numa_nodes(root: Path = Path("/")) -> dict[int, frozenset[int]]:
-    """Memory nodes that have CPUs, and which; without nodes of memory alone. Empty if none are shown."""
+    """Return the CPUs of each memory node that has CPUs; empty if the system has no information."""
     nodes: dict[int, frozenset[int]] = {}
     for folder in (root / "sys/devices/system/node").glob("node[0-9]*"):
         cpus = parse_cpu_list(read_text(folder / "cpulist") or "")
@@ -132,7 +136,7 @@ def numa_nodes(root: Path = Path("/")) -> dict[int, frozenset[int]]:
 
 
 def _cores_of_cpuinfo(root: Path) -> dict[int, tuple[str, str]]:
-    """CPU -> (socket, core) by ``/proc/cpuinfo``: what is left in sandboxes that hide ``/sys``."""
+    """Return {CPU: (socket, core)} from ``/proc/cpuinfo``, for sandboxes that hide ``/sys``."""
     found: dict[int, tuple[str, str]] = {}
     for record in _records(root):
         if _is_numbered(record) and "core id" in record:
@@ -141,12 +145,12 @@ def _cores_of_cpuinfo(root: Path) -> dict[int, tuple[str, str]]:
 
 
 def _is_numbered(record: dict[str, str]) -> bool:
-    """Old Arm kernels have a nameplate under ``Processor`` besides the numbers under ``processor``."""
+    """Return whether the record has a number: old Arm kernels have the CPU's name under ``Processor`` besides."""
     return record.get("processor", "").isdecimal()
 
 
 def _records(root: Path) -> list[dict[str, str]]:
-    """``/proc/cpuinfo``: one record of ``key : value`` lines per processor; keys in lower case."""
+    """Return the records of ``/proc/cpuinfo``, one per processor, of ``key : value`` lines with keys in lower case."""
     records: list[dict[str, str]] = []
     for text in (read_text(root / "proc/cpuinfo") or "").split("\n\n"):
         pairs = (line.partition(":") for line in text.splitlines() if ":" in line)

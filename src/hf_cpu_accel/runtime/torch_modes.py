@@ -1,7 +1,7 @@
-"""Hooks around what this thread asks torch for: the one file with modes of torch, on which what watches or answers calls is built.
+"""Modes of torch that intercept the calls of this thread. This is the only file that uses torch's mode classes.
 
-While one of them is on, each call goes to its function `around(func, args, kwargs)`, which makes the call, or answers in its place.
-What is called in there goes by the mode: to the one around it, or to torch.
+While a mode is active, each call goes to its function `around(func, args, kwargs)`, which makes the call or returns another result.
+Calls inside of this function bypass the mode, and go to the outer mode or to torch.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Around = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 
 
 class AroundFunctions(TorchFunctionMode):
-    """For functions of torch as Python calls them, such as `torch.softmax`, methods and attributes of tensors among them."""
+    """Intercepts torch functions called from Python, such as `torch.softmax`, and methods and attributes of tensors."""
 
     def __init__(self, around: Around) -> None:
         super().__init__()
@@ -27,7 +27,7 @@ class AroundFunctions(TorchFunctionMode):
 
 
 class AroundOps(TorchDispatchMode):
-    """For ops below autograd, such as `torch.ops.aten.embedding.default`, whoever calls them."""
+    """Intercepts ops below autograd, such as `torch.ops.aten.embedding.default`, from any caller."""
 
     def __init__(self, around: Around) -> None:
         super().__init__()
@@ -38,6 +38,6 @@ class AroundOps(TorchDispatchMode):
 
 
 class AroundAllOps(AroundOps):
-    """For higher-order ops, too, such as `flex_attention` and `cond`, which are no `OpOverload`."""
+    """Also intercepts higher-order ops such as `flex_attention` and `cond`, which are not `OpOverload`s."""
 
     supports_higher_order_operators = True

@@ -1,4 +1,4 @@
-"""Which thread traces a graph: torch says for the whole process whether one is traced."""
+"""Whether the calling thread traces a graph; torch only has a flag for the whole process."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _exporting: int | None = None  # the thread that is in `exporting`
 def is_tracing() -> bool:
     """Return whether the calling thread traces a graph, by `torch.compile`, `torch.export` or `torch.jit.trace`.
 
-    Sizes of a graph are symbols: what reads them as numbers, or waits for a later layer, must not run.
+    Sizes of a graph are symbols, so code that reads them as numbers, or that defers work to a later layer, must not run.
 
-    `torch.compiler.is_compiling()` is of the whole process; the thread is known while this package exports. Parts that leave work
-    to one another where a graph is traced ask this, since the answer must not change between them.
+    `torch.compiler.is_compiling()` is for the whole process; the thread is known while this package exports. Code that depends on
+    each other while a graph is traced uses this function, since the result must be consistent.
     """
     if torch.jit.is_tracing():  # of this thread
         return True
@@ -30,14 +30,14 @@ def is_tracing() -> bool:
 
 
 def untraced() -> AbstractContextManager[Any]:
-    """Return a context in which `torch.jit.trace` records nothing: tensors that are computed become constants of the trace."""
+    """Return a context in which `torch.jit.trace` records nothing: tensors computed inside are constants of the trace."""
     return torch._C._ExcludeDispatchKeyGuard(_TRACER)
 
 
 def constant_while_traced(function: F) -> F:
-    """What `torch.compiler.assume_constant_result` makes of a function: a graph has what it gives when it is traced.
+    """Mark a function like `torch.compiler.assume_constant_result`: its result during tracing is a constant of the graph.
 
-    That imports Dynamo, which takes seconds; to see the mark takes none.
+    Unlike that function, this does not import Dynamo, which takes seconds.
     """
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
@@ -45,7 +45,7 @@ def constant_while_traced(function: F) -> F:
 
 @contextmanager
 def exporting() -> Iterator[None]:
-    """Inside, this thread exports a graph, while others may call the model; one thread after the other."""
+    """Inside, this thread exports a graph, while other threads may call the model. Only one thread exports at a time."""
     global _exporting
     with _lock:
         _exporting = threading.get_ident()

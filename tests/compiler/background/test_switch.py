@@ -97,7 +97,7 @@ def test_what_keeps_things_as_it_runs_keeps_level_one(
     compiled_once: CompiledRegion, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The library of plain blocks, which computes the same.
-    monkeypatch.setattr(region, "artifacts", SimpleNamespace(find=lambda *arguments: library))
+    monkeypatch.setattr(region, "artifacts", SimpleNamespace(find_artifact=lambda *arguments: library))
     (made,) = [path for path in Path(os.environ["HF_CPU_ACCEL_HOME"]).glob("compiled/*/*") if path.is_dir()]
     library = artifacts.load(made)
     model, input = blocks(), torch.randn(SHAPE)

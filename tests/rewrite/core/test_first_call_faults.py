@@ -27,7 +27,7 @@ def check_fault(
 ) -> None:
     """The fault is found at the first call, which is right already, as is the second; restore brings all back."""
     original = part._original_class
-    with pytest.warns(RuntimeWarning, match=rf"{path}, fused by hf_cpu_accel: on its first call it was"):
+    with pytest.warns(RuntimeWarning, match=rf"{path}, fused by hf_cpu_accel: its first call was"):
         got = output(model, call, **more)
     assert row_error(got, expected) <= 1e-3
     assert row_error(output(model, call, **more), expected) <= 1e-3

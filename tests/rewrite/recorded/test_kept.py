@@ -57,11 +57,11 @@ class Setting(Written):
 @pytest.mark.parametrize(
     ("layer", "reason"),
     [
-        (Remembering(plain), "keeps something from one call to the next (seen)"),
-        (Counting(plain), "keeps something from one call to the next (lengths)"),
-        (Collecting(plain), "keeps something from one call to the next (collected)"),
+        (Remembering(plain), "keeps state between calls (seen)"),
+        (Counting(plain), "keeps state between calls (lengths)"),
+        (Collecting(plain), "keeps state between calls (collected)"),
         (Drawing(plain), "draws random numbers"),
-        (Setting(plain), "__set__ of a tensor"),
+        (Setting(plain), "(__set__)"),
     ],
     ids=lambda value: type(value).__name__,
 )

@@ -1,6 +1,7 @@
-"""Our ops as Inductor sees them: called as they are, or generated code around a function of the library (`products.py`).
+"""Lowerings of the ops for Inductor: generated code around a function of the library (`products.py`). Other ops are called
+directly.
 
-They serve graphs of this backend alone.
+They apply to graphs of this backend only.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from hf_cpu_accel import extension
 
 @contextmanager
 def in_use() -> Iterator[None]:
-    """Inside, Inductor asks the lowerings."""
+    """Inside, Inductor uses the lowerings."""
     from hf_cpu_accel.compiler.torch_private import templates
 
     _register()

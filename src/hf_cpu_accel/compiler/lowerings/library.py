@@ -1,4 +1,4 @@
-"""What generated code needs to call the library, and when it is worth generating."""
+"""The C++ source that calls the library from generated code, and the check whether generating it pays."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _VIEWS = (
     aten.squeeze.dim,
 )
 _TILES = (Path(extension.__file__).parent / "csrc/ops/tiles.h").read_text().replace("#pragma once\n", "")
-# The address of a table of functions, asked for by name as everything of the library is: nothing has to be linked.
+# The address of a table of functions, looked up through the dispatcher, so that nothing has to be linked.
 _LOOKUP = r"""
 static const hf_cpu_accel_tiles::Library& hf_cpu_accel_library() {
     static const auto* library = [] {
@@ -44,9 +44,9 @@ class Source:
     """Writes a call's arguments.
 
     Args:
-        buffers: {name: tensor of Inductor's graph}, those that are there.
-        address: gives the address of one of them, "nullptr" for any other name.
-        size: writes a number that may depend on symbols.
+        buffers: {name: tensor of Inductor's graph}.
+        address: returns the source of the address of a buffer, "nullptr" for any other name.
+        size: returns the source of a number that may depend on symbols.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Source:
         self.size = size
 
     def rows(self, name: str) -> str:
-        """The struct Rows of a dense matrix or vector."""
+        """Return the source of the struct Rows of a dense matrix or vector."""
         if name not in self.buffers:
             return "{nullptr, 0, false}"
         buffer = self.buffers[name]
@@ -66,14 +66,14 @@ class Source:
 
 
 def struct(kind: str, fields: dict[str, Any]) -> str:
-    """A constant named `call` of that struct of tiles.h; `fields` are in its order. Store and context are added."""
+    """Return the source of a constant `call` of a struct of tiles.h, with `fields` in its order, and store and context added."""
     fields = {**fields, "store": "callback", "context": "const_cast<void*>(static_cast<const void*>(&store))"}
     listed = "".join(f"    /* {name} */ {value},\n" for name, value in fields.items())
     return f"const hf_cpu_accel_tiles::{kind} call{{\n{listed}}};"
 
 
 def has_pointwise_user(node: Node) -> bool:
-    """Whether Inductor may have something to put behind the results of `node`."""
+    """Return whether Inductor may fuse an op after `node`."""
     return any(torch.Tag.pointwise in getattr(user.target, "tags", ()) for user in _users(node))
 
 

@@ -1,8 +1,8 @@
-"""`linear`, `ffn` and `gated_ffn` with the pointwise operations behind them in their tiles' way to memory.
+"""`linear`, `ffn` and `gated_ffn` with the pointwise operations after them fused into the store of their tiles.
 
-The product itself stays the library's: which instruction set, how it is spread over threads and what lies in which cache is
-decided there. Generated is what is done with each tile of 32 columns while it lies in the first cache: a gate, a scale, a
-modulation, another dtype. That saves a reading and a writing of the result, which for 1024 tokens of 3072 features is 24 MB.
+The library computes the product: it chooses the instruction set, the threads and the cache blocks. Generated code processes each
+tile of 32 columns while it is in the L1 cache: a gate, a scale, a modulation, a conversion. That saves reading and writing the
+result, 24 MB for 1024 tokens of 3072 features.
 """
 
 from __future__ import annotations
@@ -53,15 +53,15 @@ def _product(
     gated: bool = False,
     gate_last: bool = False,
 ) -> Any:
-    """What the op gives, or None where nothing is to be gained."""
+    """Return the lowered op, or None where generated code gains nothing."""
     if not isinstance(out_features, int) or not has_pointwise_user(templates.node_being_lowered()):
         return None
     weights = [weight for weight, *_ in filter(None, (first, second)) if weight is not None]
-    # Accelerated modules hand their packed weights on as tensors, whose sizes `dynamic=True` makes symbols.
+    # Accelerated modules pass their packed weights as tensors, whose sizes are symbols with `dynamic=True`.
     if any(templates.known(size) is None for weight in weights for size in weight.get_size()):
         return None
     if any(weight.get_dtype() is torch.uint8 and len(weight.get_size()) == 5 for weight in weights):
-        return None  # of affine groups, which the library's functions do not take
+        return None  # affine groups, which the library's functions do not support
     sizes = [*input.get_size()[:-1], out_features]
     buffers = {"input": templates.matrix(input)}
     if residual is not None:
@@ -96,14 +96,14 @@ def _product(
 
 
 def _weight(source: Source, name: str) -> str:
-    """The struct Weight."""
+    """Return the source of the struct Weight."""
     kind, group = _form(source.buffers[f"{name}_weight"]) if f"{name}_weight" in source.buffers else (0, 0)
     data, scale = (source.address(f"{name}_{part}") for part in ("weight", "scale"))
     return f"{{{data}, {kind}, {group}, {scale}, {source.rows(f'{name}_bias')}}}"
 
 
 def _form(weight: Any) -> tuple[int, int]:
-    """The packed weight's place in the library's list of kinds, and how many input features of int4 share a multiplier."""
+    """Return the index of the packed weight's dtype in the library, and the number of input features per multiplier of int4."""
     sizes = [int(size) for size in weight.get_size()]
     dtype = dtype_of(torch.empty(sizes, dtype=weight.get_dtype(), device="meta"))
     return DTYPES.index(dtype), (sizes[2] - PANEL_FEATURES) // 16 if dtype == "int4" else 0

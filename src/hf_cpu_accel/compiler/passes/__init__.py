@@ -1,7 +1,7 @@
-"""The passes, in order. Each is a file with `apply(rewriter) -> int`: how often it matched.
+"""The passes, in order. Each is a file with a function of a `Rewriter` that returns how often it matched.
 
-A pass reads ATen ops (`capture.py`) and what passes before it made of them, and never more than it can prove: the shapes and dtypes
-of `meta["val"]`, one user where a value disappears, nothing that is written in place.
+A pass reads ATen ops (`capture.py`) and the ops of earlier passes. It changes the graph only where it can prove that the result is
+the same: it checks shapes and dtypes in `meta["val"]`, that a value that disappears has one user, and that nothing writes in place.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from hf_cpu_accel.compiler.rewriter import Rewriter
 PASSES: dict[str, Callable[[Rewriter], int]] = {
     "simplify": simplify.remove_no_ops,
     "constants": constants.fold_constants,
-    "quantized": quantized.mark_quantized,  # after `constants`, which has made weights of what is widened; before what packs them
+    "quantized": quantized.mark_quantized,  # after `constants`, which computes widened weights; before the passes that pack them
     "messages": messages.fuse_messages,
-    "batch_norm": batch_norm.fold_batch_norms,  # before `convolution`: what it folds into is packed by that
+    "batch_norm": batch_norm.fold_batch_norms,  # before `convolution`, which packs the folded weights
     "convolution": convolution.lower_convolutions,
     "norm": norm.fuse_norms,
     "group_norm": group_norm.fuse_group_norms,
@@ -46,7 +46,7 @@ PASSES: dict[str, Callable[[Rewriter], int]] = {
     "attention": attention.lower_attention,
     "handwritten_attention": handwritten_attention.fuse_handwritten_attention,
     "linear": linear.pack_linears,
-    "views": simplify.remove_no_ops,  # once more: what attention and linear leave meets others of its kind
+    "views": simplify.remove_no_ops,  # again: attention and linear leave views and transpositions that cancel
     "gated_ffn": gated_ffn.fuse_gated_ffns,
     "parallel_linears": parallel_linears.join_parallel_linears,
     "activation": activation.fuse_activations,
@@ -59,13 +59,13 @@ PASSES: dict[str, Callable[[Rewriter], int]] = {
 
 
 def run_passes(rewriter: Rewriter, skip: Collection[str] = ()) -> dict[str, int]:
-    """Run all that `skip` does not name, and count: {pass: matches}, also in Dynamo's counters."""
+    """Run all passes except those in `skip`. Return {pass: matches}, and add them to Dynamo's counters."""
     rewrites = {}
     counters = torch_private.counters("hf_cpu_accel")
-    for name, apply in PASSES.items():
+    for name, run in PASSES.items():
         if name in skip:
             continue
-        rewrites[name] = apply(rewriter)
+        rewrites[name] = run(rewriter)
         counters[name] += rewrites[name]
         rewriter.clean()
     return rewrites

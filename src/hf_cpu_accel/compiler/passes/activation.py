@@ -1,4 +1,4 @@
-"""The activation after a linear layer, as a call of ATen's or written out: into the epilogue of the product."""
+"""Fusion of the activation after a linear layer, an ATen op or written out, into the epilogue of the product."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NAMES = {
     aten.tanh.default: "tanh",
     aten.hardswish.default: "hardswish",
 }
-# What an activation may end in.
+# The last op of an activation.
 ACTIVATIONS = (
     *(aten.gelu.default, aten.relu.default, aten.silu.default, aten.tanh.default, aten.hardswish.default),
     aten.hardtanh.default,
@@ -45,7 +45,7 @@ def fuse_activations(rewriter: Rewriter) -> int:
 
 
 def read_activation(rewriter: Rewriter, node: Node) -> tuple[Node, str, int] | None:
-    """Input, name and number of uses of the input of the activation that ends in `node`; None if it is none that we have."""
+    """Return input, name and number of uses of the input of the activation that ends in `node`; None if it is not supported."""
     if node.target is aten.mul.Tensor:
         return _quick_gelu(rewriter, node) or _gelu_tanh(rewriter, node)
     target: Any = node.target
@@ -84,7 +84,7 @@ def _gelu_tanh(rewriter: Rewriter, node: Node) -> tuple[Node, str, int] | None:
 
 
 def _with_number(rewriter: Rewriter, node: object, target: object, number: float) -> Node | None:
-    """The other argument of a commutative op on `number`."""
+    """Return the other argument of a commutative op on `number`."""
     if not is_call(node, target):
         return None
     for value, other in (args_of(node), args_of(node)[::-1]):

@@ -1,7 +1,7 @@
-"""A sum and its norm, both of which the model goes on with: one pass over memory.
+"""Fusion of a sum and its norm, if the model uses both, into one pass over memory.
 
-Sums that became the epilogue of a linear layer are no sums any more: what is left are those of branches that are normalized
-themselves (OLMo 2, Gemma 3), and of parallel ones. A sum of what Inductor computes is left to it, which adds while it computes.
+Earlier passes fuse most sums into the epilogue of a linear layer. The remaining ones are of branches with a norm of their own (OLMo
+2, Gemma 3), and of parallel branches. Sums of values that Inductor computes are not fused, because Inductor adds while it computes.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ def _fuse(rewriter: Rewriter, node: Node) -> bool:
         return False
     if first.dtype is not after.dtype or second.dtype not in FLOATING:
         return False
-    # What the norm takes besides the sum must be there before the sum.
-    there = all(part.op == "placeholder" for part in node.all_input_nodes if part is not total)
-    if not there or not (_is_in_memory(input) and _is_in_memory(residual)):
+    # The other arguments of the norm must be available before the sum.
+    available = all(part.op == "placeholder" for part in node.all_input_nodes if part is not total)
+    if not available or not (_is_in_memory(input) and _is_in_memory(residual)):
         return False
     target: Any = node.target
     both = rewriter.call(total, _WITH_SUM[target], input, residual, *rest)
@@ -51,7 +51,7 @@ def _fuse(rewriter: Rewriter, node: Node) -> bool:
 
 
 def _is_in_memory(node: Node) -> bool:
-    """Whether it is there whatever becomes of the sum: written or read by an op of ours."""
+    """Return whether the value is in memory with or without the sum: an op of this package writes or reads it."""
     if is_call(node, operator.getitem):
         node = args_of(node)[0]
     return any(str(other.target).startswith("hf_cpu_accel.") for other in (node, *node.users))

@@ -1,5 +1,5 @@
-"""`scaled_dot_product_attention`: our `attention`, on keys and values whose heads were not repeated, and without a mask
-in memory where it says no more than causality and padding."""
+"""Replacement of `scaled_dot_product_attention` by `attention`: without repeated heads of keys and values, and without a mask in
+memory if it is only causality and padding."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def lower_attention(rewriter: Rewriter) -> int:
         if rewriter.number(argument(node, "dropout_p")) != 0:
             continue
         if is_causal and not same_size(query.meta["val"].shape[2], key.meta["val"].shape[2]):
-            continue  # torch counts from the first key, ours from the last
+            continue  # torch aligns to the first key, `attention` to the last
         number = None if scale is None else rewriter.number(scale)
         if scale is not None and number is None:
             continue
@@ -57,7 +57,7 @@ def replace_by_attention(
     is_causal: bool,
     scale: float | None,
 ) -> bool:
-    """Put `attention` in the place of `node`, whose shape is [B, Hq, Lq, Dv]. Returns whether its shapes and dtypes allow it."""
+    """Replace `node` of shape [B, Hq, Lq, Dv] by `attention`. Return whether its shapes and dtypes allow it."""
     key, values = _unrepeated(key), _unrepeated(values)
     if not _fit(node, query, key, values) or rewriter.is_written_before(node, query, key, values):
         return False
@@ -81,7 +81,7 @@ def _fit(node: Node, query: Node, key: Node, values: Node) -> bool:
         return False
     if not same_size(k.shape[1], v.shape[1]) or not same_size(q.shape[3], k.shape[3]):
         return False
-    # Caches may count sequences and tokens by symbols of their own.
+    # Caches may have their own symbols for sequences and tokens.
     pairs = (q.shape[0], k.shape[0]), (k.shape[0], v.shape[0]), (k.shape[2], v.shape[2])
     return all(must_be_same_size(*pair) for pair in pairs)
 
@@ -89,19 +89,21 @@ def _fit(node: Node, query: Node, key: Node, values: Node) -> bool:
 def _mask(
     rewriter: Rewriter, node: Node, query: Node, key: Node, mask: Node | None
 ) -> tuple[Node | None, Mask | None]:
-    """The mask that the op takes, and what else is to be said; (any, None) for one that it does not take."""
+    """Return the mask argument of the op and the `Mask` that was read; (any, None) for an unsupported mask."""
     if mask is None:
         return None, Mask()
     (batch, heads, q_len, _), kv_len = value(query).shape, value(key).shape[2]
-    given = value(mask)
-    if given.dtype is torch.bool:
+    tensor = value(mask)
+    if tensor.dtype is torch.bool:
         read = read_mask(mask, batch, q_len, kv_len)
         if read is not None:
             return read.padding, read
-    if given.dtype not in (torch.bool, *FLOATING) or given.dim() > 4:
+    if tensor.dtype not in (torch.bool, *FLOATING) or tensor.dim() > 4:
         return None, None
-    wanted = (batch, heads, q_len, kv_len)[4 - given.dim() :]
-    if not all(is_one(size) or same_size(size, full) for size, full in zip(given.shape, wanted, strict=True)):
+    wanted = (batch, heads, q_len, kv_len)[4 - tensor.dim() :]
+    if not all(
+        is_one(size) or same_size(size, full) for size, full in zip(tensor.shape, wanted, strict=True)
+    ):
         return None, None
     while value(mask).dim() < 4:
         mask = rewriter.call(node, aten.unsqueeze.default, mask, 0)
@@ -111,7 +113,7 @@ def _mask(
 
 
 def _unrepeated(node: Node) -> Node:
-    """Keys or values whose heads were not yet repeated for groups of query heads: expanded to [B, Hkv, G, L, D]."""
+    """Return keys or values before their heads were repeated for groups of query heads, expanded to [B, Hkv, G, L, D]."""
     if not is_call(node, aten.reshape.default, aten.view.default):
         return node
     expanded = args_of(node)[0]

@@ -1,4 +1,4 @@
-"""Batch norms of inference behind a convolution: folded into its weight, which leaves an addition of a bias."""
+"""Folding of a batch norm in inference into the weight and bias of the convolution before it."""
 
 from __future__ import annotations
 

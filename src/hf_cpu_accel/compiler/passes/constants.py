@@ -1,8 +1,8 @@
-"""What a model computes from its parameters alone, in every call: once, ahead of the calls.
+"""Constant folding: values that depend on parameters alone are computed once, before the calls.
 
-Weights that are stored in another form (8 bits and a scale, a direction and a length, what they differ from 1), biases of
-attention that are gathered from a table. What is made is an input of the graph like a packed weight, so a parameter that changes
-is computed with anew, and no cache of compiled graphs holds values.
+Examples are weights in another form (8 bits and a scale, a direction and a norm, an offset from 1) and biases of attention gathered
+from a table. The result is an input of the graph like a packed weight. So it is computed again when a parameter changes, and caches
+of compiled graphs contain no values.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hf_cpu_accel.compiler.rewriter import Rewriter, aten
 from hf_cpu_accel.compiler.weight_transforms import Computed, Value
 
 _NAMESPACES = ("aten", "prims", "quantized_decomposed")
-# They cost nothing in a call, and may make something small as large as the batch.
+# These cost nothing in a call, and may expand a small tensor to the size of the batch.
 _FREE = (
     *VIEWS,
     aten.expand.default,
@@ -36,7 +36,7 @@ _FREE = (
     aten.alias.default,
     aten.detach.default,
 )
-# What is computed may be this many bytes, or this many times what it is computed from.
+# The result may have this many bytes, or this many times the size of its sources.
 _LARGEST, _GROWTH = 16 << 20, 4
 
 
@@ -56,7 +56,7 @@ def fold_constants(rewriter: Rewriter) -> int:
 
 
 def _is_computable(rewriter: Rewriter, node: Node) -> bool:
-    """An op without side effects and chance, whose sizes are numbers."""
+    """Return whether `node` is a deterministic op without side effects, and its sizes are numbers."""
     op = node.target
     if node.op != "call_function" or not isinstance(op, torch._ops.OpOverload):
         return False
@@ -75,7 +75,7 @@ def _is_computable(rewriter: Rewriter, node: Node) -> bool:
 
 
 def _is_recordable(argument: Any) -> bool:
-    """Whether a recipe can hold it: tensors, numbers, names and dtypes, and rows of those."""
+    """Return whether a recipe can record the argument: tensors, numbers, strings, dtypes, and sequences of those."""
     if isinstance(argument, list | tuple):
         return all(map(_is_recordable, argument))
     if isinstance(argument, dict):
@@ -86,7 +86,7 @@ def _is_recordable(argument: Any) -> bool:
 
 
 def _fold(rewriter: Rewriter, node: Node, computed: set[Node]) -> bool:
-    """Put an input in the place of `node`, or of what it is a view of."""
+    """Replace `node`, or the base of its views, by an input of the graph."""
     while node in computed and node.target in _FREE:
         node = args_of(node)[0]
     if node not in computed or node._erased or any(map(_is_returned, node.users)):
@@ -99,30 +99,30 @@ def _fold(rewriter: Rewriter, node: Node, computed: set[Node]) -> bool:
         return False
     places = {n: Value(number) for number, n in enumerate([*sources, *steps])}
 
-    def given(argument: Any) -> Any:
+    def record(argument: Any) -> Any:
         if isinstance(argument, list | tuple):
-            return tuple(map(given, argument))
+            return tuple(map(record, argument))
         return places[argument] if isinstance(argument, Node) else argument
 
-    written = tuple(
-        (str(step.target), given(step.args), tuple((k, given(v)) for k, v in step.kwargs.items()))
+    recorded = tuple(
+        (str(step.target), record(step.args), tuple((k, record(v)) for k, v in step.kwargs.items()))
         for step in steps
     )
-    recipe = Computed(written, tuple(int(size) for size in value.shape), value.dtype)
-    (made,) = rewriter.derived(recipe, sources)
-    if value.stride() != made.meta["val"].stride():
+    recipe = Computed(recorded, tuple(int(size) for size in value.shape), value.dtype)
+    (constant,) = rewriter.derived(recipe, sources)
+    if value.stride() != constant.meta["val"].stride():
         return False  # views of it were captured for another layout
-    rewriter.replace(node, made)
+    rewriter.replace(node, constant)
     return True
 
 
 def _is_returned(user: Node) -> bool:
-    """Whether the graph returns it, or a view: whoever gets it may write to it."""
+    """Return whether the graph returns the value or a view of it, which the caller may write to."""
     return user.op == "output" or (user.target in _FREE and any(map(_is_returned, user.users)))
 
 
 def _steps(node: Node, computed: Iterable[Node]) -> Iterator[Node]:
-    """What `node` is computed by, in order, itself last."""
+    """Yield the nodes that compute `node`, in order, `node` last."""
     seen: set[Node] = set()
 
     def visit(step: Node) -> Iterator[Node]:

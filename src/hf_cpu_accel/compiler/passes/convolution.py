@@ -1,7 +1,7 @@
-"""Convolutions of images, and over time, with their channels last; with what is added to them, and the activation behind: `conv2d`.
+"""Replacement of convolutions of images and over time by `conv2d` with channels last, with additions and activations fused.
 
-Each comes between two permutations that are views: from one convolution to the next, through pointwise operations, norms and
-joins, images stay with their channels last, and are not permuted.
+Each `conv2d` is between two permutations that are views. So images stay in channels-last order from one convolution to the next,
+through pointwise operations, norms and concatenations.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def lower_convolutions(rewriter: Rewriter) -> int:
     """Replace convolutions by `conv2d` on packed weights, with additions and activations behind them. Return how many."""
     views = list(rewriter.calls(aten.view.default))
     if rewriter.is_written(*views):
-        return 0  # they would have to stay views, and images are about to lie in another order
+        return 0  # these must stay views, which the new order of images does not allow
     count = sum(_pack(rewriter, node) for node in rewriter.calls(aten.conv2d.default, aten.conv1d.default))
     if not count:
         return 0
@@ -74,7 +74,7 @@ def _pack(rewriter: Rewriter, node: Node) -> bool:
         input = rewriter.call(node, aten.unsqueeze.default, input, 2)
         window = {name: [0 if name == "padding" else 1, *sides] for name, sides in window.items()}
     rows = rewriter.call(node, aten.permute.default, input, _TO_ROWS)
-    made = rewriter.call(
+    output = rewriter.call(
         node,
         ours.conv2d.default,
         input=rows,
@@ -85,29 +85,29 @@ def _pack(rewriter: Rewriter, node: Node) -> bool:
         **window,
         activation="none",
     )
-    made = rewriter.call(node, aten.permute.default, made, _TO_IMAGE)
+    output = rewriter.call(node, aten.permute.default, output, _TO_IMAGE)
     if image.dim() == 3:
-        made = rewriter.call(node, aten.squeeze.dim, made, 2)
-    rewriter.replace(node, made)
+        output = rewriter.call(node, aten.squeeze.dim, output, 2)
+    rewriter.replace(node, output)
     return True
 
 
 def _dtype(
     rewriter: Rewriter, node: Node, kernel: torch.Tensor, stride: list[int], dilation: list[int]
 ) -> str | None:
-    """As what to pack the weight; None where the library's convolution is faster.
+    """Return the dtype to pack the weight in; None where oneDNN's convolution is faster.
 
-    It keeps no weight in its own layout here, which would be no plain tensor; that it has to reorder the weight in every call is
-    what `joined` stands for.
+    In a graph oneDNN's weight is not in its own layout, which is not a plain tensor, so it is reordered in every call. `joined`
+    accounts for that.
     """
-    own = str(kernel.dtype).removeprefix("torch.")
-    dtype = rewriter.dtype or node.meta.get(PACKED_AS, own)
+    weight_dtype = str(kernel.dtype).removeprefix("torch.")
+    dtype = rewriter.dtype or node.meta.get(PACKED_AS, weight_dtype)
     if dtype in ("int8", "int4"):
         return "int8" if kernel[0].numel() <= MAX_INTEGER_FEATURES else None
-    dtype = dtype if dtype in ("float32", "bfloat16") else own
+    dtype = dtype if dtype in ("float32", "bfloat16") else weight_dtype
     sides = list(kernel.shape[2:])
     if all(side == 1 for side in sides) or sides == list(stride):
-        return dtype  # pixels, or patches that each pixel belongs to one of: a linear layer
+        return dtype  # pixels, or patches without overlap: a linear layer
     sample = providers.sample_of(kernel.shape[1], many=kernel.numel() >= MANY_WEIGHTS)
     tiled = providers.by_tiles(kernel.shape, dtype, stride, dilation)
     library = providers.compute_dtype(dtype)
@@ -115,7 +115,7 @@ def _dtype(
 
 
 def _add(rewriter: Rewriter, node: Node, image: object, residual: object) -> bool:
-    """What is added to the output of a convolution: into its epilogue."""
+    """Fuse an addition to the output of a convolution into its epilogue."""
     convolution = _convolution(rewriter, image)
     if convolution is None or not is_tensor(residual) or len(image.users) != 1:  # type: ignore[attr-defined]
         return False
@@ -129,7 +129,7 @@ def _add(rewriter: Rewriter, node: Node, image: object, residual: object) -> boo
 
 
 def _activate(rewriter: Rewriter, node: Node) -> bool:
-    """The activation of the output of a convolution, sum included: into its epilogue."""
+    """Fuse the activation of the output of a convolution, or of its sum, into its epilogue."""
     found = read_activation(rewriter, node)
     if found is None:
         return False
@@ -141,14 +141,14 @@ def _activate(rewriter: Rewriter, node: Node) -> bool:
     return True
 
 
-def _put(rewriter: Rewriter, node: Node, made: Node) -> None:
-    rewriter.replace(node, rewriter.call(node, aten.permute.default, made, _TO_IMAGE))
+def _put(rewriter: Rewriter, node: Node, convolution: Node) -> None:
+    rewriter.replace(node, rewriter.call(node, aten.permute.default, convolution, _TO_IMAGE))
 
 
 def _convolution(rewriter: Rewriter, image: object) -> Node | None:
-    """The call of ours whose output `image` is, channels in front, if nothing else reads or writes it."""
+    """Return the `conv2d` whose output `image` is, with channels first, if nothing else reads or writes it; else None."""
     if not is_call(image, aten.permute.default) or args_of(image)[1] != _TO_IMAGE:
         return None
-    made: Node = args_of(image)[0]
-    alone = is_call(made, ours.conv2d.default) and len(made.users) == 1 and not rewriter.is_written(made)
-    return made if alone else None
+    node: Node = args_of(image)[0]
+    alone = is_call(node, ours.conv2d.default) and len(node.users) == 1 and not rewriter.is_written(node)
+    return node if alone else None

@@ -1,11 +1,11 @@
-"""A whole transformer encoder layer: `encoder_layer`, one fork of the threads instead of six.
+"""Fusion of a whole transformer encoder layer into `encoder_layer`, with one start of the threads instead of six.
 
-What the passes before made of a layer is read backwards from its end:
+The ops of earlier passes are read backward from the end of the layer:
 
     norms last    n = norm(x + output(attention(split(x))));   norm(n + ffn(n))
     norms first   y = x + output(attention(split(norm(x))));   y + ffn(norm(y))
 
-All positions are computed, those of padding too: what a graph returns must not depend on how much of it was recognized.
+All positions are computed, including padding, because the output of a graph must not depend on the fusion.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from hf_cpu_accel.ops.decoder.checks import NORM_KINDS
 from hf_cpu_accel.packing.linear import PANEL_FEATURES, dtype_of
 
 ours = torch.ops.hf_cpu_accel
-# What `ffn` and `encoder_layer` call alike.
+# Arguments with the same names in `ffn` and `encoder_layer`.
 _FFN_ARGUMENTS = (
     *("up", "up_scale", "up_bias", "down", "down_scale", "down_bias"),
     *("intermediate_features", "activation"),
@@ -46,9 +46,9 @@ class _Attention:
     """Attention on the parts of one `linear_split`, up to its output [B, L, A].
 
     Attributes:
-        split: input, weight, scale, bias, sizes.
-        qkv_order: at which place of them query, key and value are.
-        inside: the nodes between, each used within the layer alone.
+        split: the arguments input, weight, scale, bias and sizes of `linear_split`.
+        qkv_order: the indices of query, key and value in its outputs.
+        inside: the nodes between, each used only in the layer.
     """
 
     split: tuple[Any, ...]
@@ -105,7 +105,7 @@ def _fuse(
     ffn_norm: Node,
     pre_norm: bool,
 ) -> bool:
-    """Put the layer that ends in `node` into one call, if its middle is what it should be."""
+    """Replace the layer that ends in `node` by one call, if its attention matches."""
     if not is_call(output, ours.linear.default):
         return False
     call = LinearCall.of(output)
@@ -122,9 +122,10 @@ def _fuse(
         or any(len(n.users) != 1 for n in attention.inside + inner)
     ):
         return False
-    fed = {name: argument(ffn, name) for name in _FFN_ARGUMENTS}
+    ffn_arguments = {name: argument(ffn, name) for name in _FFN_ARGUMENTS}
     _, qkv, qkv_scale, qkv_bias, sizes = attention.split
-    if len({dtype_of(value(weight)) for weight in (qkv, call.weight, fed["up"], fed["down"])}) != 1:
+    weights = (qkv, call.weight, ffn_arguments["up"], ffn_arguments["down"])
+    if len({dtype_of(value(weight)) for weight in weights}) != 1:
         return False
     if not call.out_features == argument(ffn, "out_features") == value(hidden).shape[2]:
         return False
@@ -149,7 +150,7 @@ def _fuse(
         output_scale=call.scale,
         output_bias=call.bias,
         **_norm("attention_norm", attention_norm),
-        **fed,
+        **ffn_arguments,
         **_norm("ffn_norm", ffn_norm),
         attention_features=sizes[0],
         norm_before=pre_norm,
@@ -164,7 +165,7 @@ def _fuse(
 
 
 def _norm(name: str, norm: Node) -> dict[str, Any]:
-    """Weight, bias and eps of a layer norm, as arguments of the layer's norm of that name."""
+    """Return the weight, bias and eps of a layer norm as arguments of the layer's norm of that name."""
     return {f"{name}_{part}": argument(norm, part) for part in ("weight", "bias", "eps")}
 
 
@@ -190,7 +191,7 @@ def _read_attention(rewriter: Rewriter, context: Node) -> _Attention | None:
 
 
 def _part(node: object) -> tuple[Node, int, list[Node]] | None:
-    """Split, place in it and the nodes between, if `node` [B, heads, L, D] is a part of a `linear_split`, its heads in front."""
+    """Return the `linear_split`, the index of its output and the nodes between, if `node` [B, heads, L, D] is such an output."""
     if not is_call(node, aten.transpose.int) or {axis(d, 4) for d in args_of(node)[1:3]} != {1, 2}:
         return None
     heads = args_of(node)[0]

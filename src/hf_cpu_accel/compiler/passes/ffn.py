@@ -1,4 +1,4 @@
-"""Two linear layers with an activation between them: one call, the intermediate never in memory as a tensor."""
+"""Fusion of two linear layers with an activation between them into `ffn`, without the intermediate tensor."""
 
 from __future__ import annotations
 

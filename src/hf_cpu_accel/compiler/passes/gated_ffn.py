@@ -1,7 +1,7 @@
-"""Two linear layers with a gated activation between them (GLU variants, Shazeer 2020, arXiv:2002.05202): one call.
+"""Fusion of linear layers with a gated activation between them (GLU variants, Shazeer 2020, arXiv:2002.05202) into `gated_ffn`.
 
-The gate and what it is multiplied by are two linear layers that read the same tensor (Llama, T5 1.1), or the halves of one (GEGLU
-in diffusers, Phi-3). It comes before `parallel_linears`, which would join the two.
+The gate and its factor are two linear layers that read the same tensor (Llama, T5 1.1), or the halves of one (GEGLU in diffusers,
+Phi-3). This pass runs before `parallel_linears`, which would join the two.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from hf_cpu_accel.compiler.rewriter import Rewriter, aten
 from hf_cpu_accel.packing.linear import PANEL_FEATURES
 
 ours = torch.ops.hf_cpu_accel
-# What divides a tensor, and the name of the argument that says how.
+# Ops that split a tensor, and the argument with the sizes.
 _DIVISIONS: dict[Any, str] = {
     aten.chunk.default: "chunks",
     aten.split.Tensor: "split_size",
@@ -74,8 +74,8 @@ def _two_linears(rewriter: Rewriter, gate: Node, other: Node, down: LinearCall) 
         return None
     calls = [LinearCall.of(gate), LinearCall.of(other)]
     first, second = calls
-    made = [rewriter.sources_of(call.weight) for call in calls]
-    if made[0] is None or made[1] is None or made[0][0] != made[1][0]:
+    origins = [rewriter.sources_of(call.weight) for call in calls]
+    if origins[0] is None or origins[1] is None or origins[0][0] != origins[1][0]:
         return None
     if first.input is not second.input or first.out_features != second.out_features:
         return None
@@ -83,22 +83,22 @@ def _two_linears(rewriter: Rewriter, gate: Node, other: Node, down: LinearCall) 
         return None
     if not all(call.bias is None or rewriter.is_constant(call.bias) for call in calls):
         return None
-    sources = [made[0][1][0], made[1][1][0]]
-    data, *scale = rewriter.derived(made[0][0], sources)
+    sources = [origins[0][1][0], origins[1][1][0]]
+    data, *scale = rewriter.derived(origins[0][0], sources)
     return first.input, data, scale[0] if scale else None, joined_bias(rewriter, calls), False
 
 
 def _two_halves(rewriter: Rewriter, gate: Node, other: Node, down: LinearCall) -> Up | None:
     if not (is_call(gate, operator.getitem) and is_call(other, operator.getitem)):
         return None
-    (whole, first), (again, second) = args_of(gate), args_of(other)
-    if whole is not again or {first, second} != {0, 1} or not is_call(whole, *_DIVISIONS):
+    (split, first), (other_split, second) = args_of(gate), args_of(other)
+    if split is not other_split or {first, second} != {0, 1} or not is_call(split, *_DIVISIONS):
         return None
-    both = args_of(whole)[0]
-    if not is_call(both, ours.linear.default) or only_user(both) is not whole:
+    both = args_of(split)[0]
+    if not is_call(both, ours.linear.default) or only_user(both) is not split:
         return None
     call = LinearCall.of(both)
-    if not _joins(rewriter, call, down) or not _is_halved(whole, call.out_features):
+    if not _joins(rewriter, call, down) or not _is_halved(split, call.out_features):
         return None
     if call.out_features % (2 * PANEL_FEATURES):
         return None
@@ -106,12 +106,12 @@ def _two_halves(rewriter: Rewriter, gate: Node, other: Node, down: LinearCall) -
 
 
 def _joins(rewriter: Rewriter, call: LinearCall, down: LinearCall) -> bool:
-    """Whether the layer gives nothing but its product, by weights of the kind that `down` has."""
+    """Return whether the layer is only a product, with weights of the same dtype as `down`."""
     return call.is_product_only and call.dtype == down.dtype and not rewriter.is_written(call.node)
 
 
 def _is_halved(division: Node, features: int) -> bool:
-    """Whether it divides the last dimension, of so many features, into two halves."""
+    """Return whether `division` splits the last dimension, of `features` features, into two halves."""
     dims, how = value(args_of(division)[0]).dim(), argument(division, _DIVISIONS[division.target])
     if axis(argument(division, "dim"), dims) != dims - 1:
         return False

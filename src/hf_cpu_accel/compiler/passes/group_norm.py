@@ -1,4 +1,4 @@
-"""Group norms, with the SiLU that follows: one op."""
+"""Replacement of group norms, with a SiLU after them, by `group_norm`."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""Attention that is written out: softmax(query key^T * scale + mask) value, with the scale on the query, the key or the product,
-and the softmax in float32 or not."""
+"""Replacement of attention written out, softmax(query key^T * scale + mask) value, by `attention`.
+
+The scale may be on the query, the key or the product, and the softmax in float32 or not.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +65,7 @@ def _read_scores(rewriter: Rewriter, node: Node) -> _Scores | None:
 
 
 def _scaled(rewriter: Rewriter, node: Node) -> tuple[Node, float]:
-    """What `node` is times a number, and that number: (node, 1) for anything else."""
+    """Return (factor, number) for a product with a number, (node, 1) for anything else."""
     if is_call(node, aten.mul.Tensor, aten.div.Tensor):
         number = rewriter.number(args_of(node)[1])
         if number:
@@ -72,7 +74,7 @@ def _scaled(rewriter: Rewriter, node: Node) -> tuple[Node, float]:
 
 
 def _unconverted(node: Node) -> Node:
-    """What `node` converts to another floating dtype for itself alone, or `node`."""
+    """Return the input of a conversion between floating dtypes, else `node` itself."""
     if is_call(node, *_CONVERSIONS) and value(node).is_floating_point():
         return args_of(node)[0]
     return node

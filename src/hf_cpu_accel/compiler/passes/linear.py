@@ -1,4 +1,4 @@
-"""Linear layers whose weight is a parameter: `linear` on the packed weight."""
+"""Replacement of linear layers whose weight is a parameter by `linear` on the packed weight."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MIN_OUT_FEATURES = 16
 
 @dataclass(frozen=True)
 class LinearCall:
-    """A call of our `linear` in the graph, its arguments by name."""
+    """A call of `torch.ops.hf_cpu_accel.linear` in the graph, with its arguments by name."""
 
     node: Node
     input: Node
@@ -39,16 +39,16 @@ class LinearCall:
 
     @property
     def is_product_only(self) -> bool:
-        """Whether the product is returned as it is."""
+        """Whether the call has neither an activation nor a residual."""
         return self.residual is None and self.activation == "none"
 
     @property
     def dtype(self) -> str:
-        """Of the packed weight."""
+        """The dtype of the packed weight."""
         return dtype_of(self.weight.meta["val"])
 
     def as_last(self) -> dict[str, Any]:
-        """What this linear says about a feed-forward network whose last one it is: arguments of `ffn` and `gated_ffn`."""
+        """Return the arguments of `ffn` and `gated_ffn` for this call as the last linear layer."""
         return {
             "down": self.weight,
             "down_scale": self.scale,
@@ -58,12 +58,12 @@ class LinearCall:
         }
 
     def activated(self, rewriter: Rewriter, before: Node, activation: str) -> Node:
-        """The same call in front of `before`, with that activation."""
+        """Insert a copy of this call with an activation before `before`."""
         return rewriter.changed(before, self.node, activation=activation)
 
 
 def joined_bias(rewriter: Rewriter, calls: list[LinearCall]) -> Node | None:
-    """The biases of layers that are computed in one, with zeros for one that has none; None if none has one."""
+    """Return the joined biases of several layers, with zeros for missing ones; None if no layer has a bias."""
     biases = [call.bias for call in calls if call.bias is not None]
     sizes = tuple((call.out_features, call.bias is not None) for call in calls)
     return rewriter.derived(JoinedBiases(sizes), biases)[0] if biases else None
@@ -81,8 +81,8 @@ def _pack(rewriter: Rewriter, node: Node) -> bool:
     out_features = int(value(weight).shape[1 if transposed else 0])
     if out_features < MIN_OUT_FEATURES:
         return False
-    own = str(value(weight).dtype).removeprefix("torch.")
-    dtype = rewriter.dtype or node.meta.get(PACKED_AS, own)
+    weight_dtype = str(value(weight).dtype).removeprefix("torch.")
+    dtype = rewriter.dtype or node.meta.get(PACKED_AS, weight_dtype)
     data, *scale = rewriter.derived(PackedLinears(dtype, transposed), [weight])
     input = _unflattened(input)
     product = rewriter.call(
@@ -102,16 +102,16 @@ def _pack(rewriter: Rewriter, node: Node) -> bool:
 
 
 def _unflattened(input: Node) -> Node:
-    """The [..., K] that was made a matrix for ops that take nothing else."""
+    """Return the tensor [..., K] that was flattened to the matrix `input`, or `input`."""
     if is_call(input, *VIEWS) and value(input).dim() == 2:
-        whole: Node = args_of(input)[0]
-        if same_size(value(whole).shape[-1], value(input).shape[-1]):
-            return whole
+        source: Node = args_of(input)[0]
+        if same_size(value(source).shape[-1], value(input).shape[-1]):
+            return source
     return input
 
 
 def _read(node: Node) -> tuple[Node, Node, Node | None, bool]:
-    """Input, weight, bias, and whether the weight is [K, N]."""
+    """Return the input, weight and bias, and whether the weight is [K, N]."""
     if node.target is aten.linear.default:
         input, weight, bias = (*args_of(node), None)[:3]
         return input, weight, bias, False

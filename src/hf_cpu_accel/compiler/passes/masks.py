@@ -1,8 +1,7 @@
-"""What a boolean attention mask says, read from the nodes that compute it.
+"""Reading of boolean attention masks from the nodes that compute them.
 
-transformers computes masks [B, 1, Lq, Lk] from `arange`s and the batch's `attention_mask`, once per call. Causality and the
-padding of keys are all that most of them say: attention knows the first by itself and takes the second as [B, Lk], so the mask is
-not made.
+transformers computes masks [B, 1, Lq, Lk] from `arange`s and the batch's `attention_mask`, once per call. Most are only causality
+and key padding. `attention` has an argument for causality and accepts padding as [B, Lk], so the mask is not computed.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ class _Index:
 
 
 def read_mask(node: Node, batch_size: object, q_len: Any, kv_len: Any) -> Mask | None:
-    """What the boolean mask `node`, broadcastable to [B, H, Lq, Lk], says; None if it is more than a `Mask` can say."""
+    """Return the boolean mask `node`, broadcastable to [B, H, Lq, Lk], as a `Mask`; None if it is anything else."""
     if is_call(node, aten.expand.default):
         return read_mask(args_of(node)[0], batch_size, q_len, kv_len)
     if not is_tensor(node) or value(node).dtype is not torch.bool:
@@ -79,7 +78,7 @@ def _both(first: Mask | None, second: Mask | None) -> Mask | None:
 
 
 def _index(node: object) -> _Index | None:
-    """The range that `node` counts, if it does: never below 0."""
+    """Return the range that `node` counts, from 0 or more; None if it is not a range."""
     if is_call(node, aten.unsqueeze.default):
         inner = _index(args_of(node)[0])
         if inner is None:

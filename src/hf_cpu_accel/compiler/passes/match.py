@@ -1,4 +1,4 @@
-"""Small questions that several passes ask of nodes."""
+"""Small checks of nodes that several passes use."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ CONVERSIONS = (
 
 
 def is_call(value: object, *targets: Any) -> TypeGuard[Node]:
-    """Whether `value` is a node that calls one of `targets`."""
+    """Return whether `value` is a node that calls one of `targets`."""
     return isinstance(value, Node) and value.op == "call_function" and value.target in targets
 
 
 def args_of(node: Node) -> tuple[Any, ...]:
-    """The positional arguments; torch's type of them has sixteen cases."""
+    """Return the positional arguments as Any; torch's type of them has sixteen cases."""
     return node.args
 
 
 def value(node: Node) -> Tensor:
-    """The fake tensor of a node."""
-    found = node.meta["val"]
-    assert isinstance(found, Tensor), f"{node} is no tensor"
-    return found
+    """Return the fake tensor of a node."""
+    tensor = node.meta["val"]
+    assert isinstance(tensor, Tensor), f"{node} is not a tensor"
+    return tensor
 
 
 def is_tensor(node: object) -> TypeGuard[Node]:
@@ -42,20 +42,20 @@ def is_tensor(node: object) -> TypeGuard[Node]:
 
 
 def unconverted(node: Node) -> Node:
-    """What `node` is a conversion of to another floating dtype, or `node`."""
+    """Return the input of a conversion between floating dtypes, else `node` itself."""
     if is_call(node, *CONVERSIONS) and value(args_of(node)[0]).is_floating_point():
         return args_of(node)[0]
     return node
 
 
 def only_user(node: Node) -> Node | None:
-    """The one node that uses `node`, once; None if there are others."""
+    """Return the only user of `node`, if it is a call; None otherwise."""
     users = list(node.users)
     return users[0] if len(users) == 1 and users[0].op == "call_function" else None
 
 
 def argument(node: Node, name: str) -> Any:
-    """An argument of a call by its name in the schema, given or default."""
+    """Return an argument of a call by its name in the schema, or its default."""
     target: Any = node.target
     for position, declared in enumerate(target._schema.arguments):
         if declared.name == name:
@@ -66,7 +66,7 @@ def argument(node: Node, name: str) -> Any:
 
 
 def same_sizes(first: Sequence[object], second: Sequence[object]) -> bool:
-    """Whether sizes are known to be equal for all inputs: asking adds no guards."""
+    """Return whether sizes are equal for all inputs, as far as is known without adding guards."""
     return len(first) == len(second) and all(same_size(a, b) for a, b in zip(first, second, strict=True))
 
 
@@ -77,16 +77,18 @@ def same_size(first: Any, second: Any) -> bool:
 
 
 def must_be_same_size(first: Any, second: Any) -> bool:
-    """Whether sizes are equal, where the model's own op takes nothing else (but ones, which it repeats): what is so in this call is
-    so in the next, and the guard that this may add costs no second graph."""
+    """Return whether sizes are equal; may add a guard.
+
+    For sizes that the model's own op requires to be equal (or one, which it repeats), so that the guard costs no second graph.
+    """
     return bool(first == second)
 
 
 def is_one(size: object) -> bool:
-    """Whether a size is 1 for all inputs."""
+    """Return whether a size is 1 for all inputs."""
     return not isinstance(size, torch.SymInt) and size == 1
 
 
 def axis(number: Any, dims: int) -> int:
-    """A dimension counted from the front."""
+    """Return a dimension counted from the front."""
     return int(number) % dims

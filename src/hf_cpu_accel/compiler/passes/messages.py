@@ -1,10 +1,9 @@
-"""Messages of graph networks: rows that are gathered by edge, weighted or not, and added up by target become `spmm_reduce`, which
-makes no tensor with a row per edge.
+"""Replacement of the messages of graph networks, gathered by edge, weighted and summed by target, by `spmm_reduce`.
 
-    zeros[M, K].scatter_add_(0, target, weight * x[source])       and that over the number of edges of each target
+    zeros[M, K].scatter_add_(0, target, weight * x[source])       optionally divided by the number of edges of each target
 
-with one weight for each edge, or one for each head where rows are [heads, features], as GAT's attention gives them. The edges are
-sorted by target once for all layers of a graph that use them.
+The weight is one number per edge, or per edge and head for rows [heads, features] as in GAT. There is no tensor with a row per
+edge. The edges are sorted by target once for all layers of a graph that use them.
 """
 
 from __future__ import annotations
@@ -35,8 +34,8 @@ from hf_cpu_accel.compiler.rewriter import Rewriter, aten
 
 ours = torch.ops.hf_cpu_accel
 _INDICES = (torch.int32, torch.int64)
-_ZEROS = {aten.zeros.default: 0, aten.new_zeros.default: 1}  # and where their size stands
-# Narrower rows are added up as fast as edges are sorted.
+_ZEROS = {aten.zeros.default: 0, aten.new_zeros.default: 1}  # and the index of the size argument
+# For narrower rows, sorting the edges takes as long as the sum.
 FEWEST_FEATURES = 8
 
 
@@ -53,19 +52,19 @@ class _Sum:
 def fuse_messages(rewriter: Rewriter) -> int:
     """Replace gather-multiply-scatter by `spmm_reduce`. Return how many."""
     sorted_edges: dict[object, Node] = {}
-    sums = [found for found in _sums(rewriter) if value(found.node).dim() in (2, 3)]
-    made = {}
-    for found in sums:
-        reduced = _fuse(rewriter, found, sorted_edges)
+    sums = [entry for entry in _sums(rewriter) if value(entry.node).dim() in (2, 3)]
+    fused = {}
+    for entry in sums:
+        reduced = _fuse(rewriter, entry, sorted_edges)
         if reduced is not None:
-            made[reduced] = _identity(found.target)
+            fused[reduced] = _identity(entry.target)
     for node in rewriter.calls(aten.div.Tensor):
-        _make_mean(rewriter, node, made)
+        _make_mean(rewriter, node, fused)
     rewriter.clean()
-    for found in _sums(rewriter):  # the counts of means
-        if not found.node.users and value(found.node).dim() == 1:
-            rewriter.graph.erase_node(found.node)
-    return len(made)
+    for entry in _sums(rewriter):  # the counts of means
+        if not entry.node.users and value(entry.node).dim() == 1:
+            rewriter.graph.erase_node(entry.node)
+    return len(fused)
 
 
 def _sums(rewriter: Rewriter) -> Iterator[_Sum]:
@@ -83,7 +82,7 @@ def _sums(rewriter: Rewriter) -> Iterator[_Sum]:
 
 
 def _column(node: object) -> Node | None:
-    """The vector [E] that `node` [E, ...] repeats in every column."""
+    """Return the vector [E] that `node` [E, ...] repeats in every column, or None."""
     if not is_call(node, aten.expand_as.default, aten.expand.default):
         return None
     column = args_of(node)[0]
@@ -129,7 +128,7 @@ def _fuse(rewriter: Rewriter, found: _Sum, sorted_edges: dict[object, Node]) -> 
 
 
 def _weighted(messages: Node) -> tuple[Node | None, Node]:
-    """The weight [E] of each message, or [E, heads], and what it is multiplied with."""
+    """Return the weight [E] or [E, heads] of the messages, or None, and the gathered rows."""
     if is_call(messages, aten.mul.Tensor):
         for weight, gathered in (args_of(messages), args_of(messages)[::-1]):
             if not is_call(weight, *VIEWS, aten.unsqueeze.default) or not is_tensor(gathered):
@@ -141,7 +140,7 @@ def _weighted(messages: Node) -> tuple[Node | None, Node]:
 
 
 def _is_wide(row: list[Any]) -> bool:
-    """Sizes of several dimensions must be known: they are written into the graph."""
+    """Return whether the row is wide enough. Sizes of several dimensions must be numbers, which are written into the graph."""
     if any(isinstance(size, torch.SymInt) for size in row):
         return len(row) == 1
     return math.prod(row) >= FEWEST_FEATURES
@@ -152,7 +151,7 @@ def _number(size: object) -> object:
 
 
 def _identity(node: Node) -> object:
-    """Equal for rows that are taken from the same tensor of edges again in every layer."""
+    """Return a key that is equal for rows selected from the same tensor of edges, as every layer does."""
     return ("row", args_of(node)[0], args_of(node)[2]) if _is_row(node) else node
 
 
@@ -160,21 +159,21 @@ def _is_row(node: Node) -> bool:
     return is_call(node, aten.select.int) and axis(args_of(node)[1], value(args_of(node)[0]).dim()) == 0
 
 
-def _make_mean(rewriter: Rewriter, node: Node, made: dict[Node, object]) -> None:
-    """Let a sum divide by the number of edges itself, if `node` divides it by that."""
+def _make_mean(rewriter: Rewriter, node: Node, fused: dict[Node, object]) -> None:
+    """Turn a fused sum into a mean, if `node` divides it by the number of edges."""
     reduced, divisor = args_of(node)
-    if reduced not in made or len(reduced.users) != 1 + (divisor.args[-1:] == (reduced,)):
+    if reduced not in fused or len(reduced.users) != 1 + (divisor.args[-1:] == (reduced,)):
         return
     clamped = _column(divisor)
     if not is_call(clamped, aten.clamp.default) or argument(clamped, "min") != 1:
         return
     if argument(clamped, "max") is not None:
         return
-    for found in _sums(rewriter):
-        if found.node is args_of(clamped)[0] and _identity(found.target) == made[reduced]:
-            if not is_call(found.messages, aten.new_ones.default, aten.ones.default):
+    for entry in _sums(rewriter):
+        if entry.node is args_of(clamped)[0] and _identity(entry.target) == fused[reduced]:
+            if not is_call(entry.messages, aten.new_ones.default, aten.ones.default):
                 return
             mean = rewriter.changed(reduced, reduced, reduce="mean")
             rewriter.replace(node, mean)
-            made[mean] = made.pop(reduced)
+            fused[mean] = fused.pop(reduced)
             return

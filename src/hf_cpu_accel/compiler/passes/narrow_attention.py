@@ -1,7 +1,7 @@
-"""Attention over long sequences in bfloat16, in graphs whose linears all take float32 and have weights that round it as much:
-what the modules of diffusers do outside of graphs (rewrite/attention/processor.py). What an encoder layer holds does so anyway.
+"""Attention over long sequences in bfloat16, in float32 graphs whose weights round as coarsely (bfloat16 or integers).
 
-A graph in bfloat16 did not ask for that: where queries are widened there, it is meant.
+The replaced modules of diffusers do the same outside of graphs (rewrite/attention/processor.py), and so does `encoder_layer`. In a
+bfloat16 graph, queries in float32 are intended, so the pass does nothing.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Layer norms, and RMS norms as models write them out: one pass over memory each.
+"""Replacement of layer norms, and of RMS norms written out, by ops of one pass over memory each.
 
-weight * (x * rsqrt(mean(x^2, -1) + eps))       with any conversions to float32 and back on the way
+weight * (x * rsqrt(mean(x^2, -1) + eps))       with conversions to float32 and back allowed between
 
-Gemma's 1 + weight was made a weight by the pass `constants`.
+The pass `constants` has already computed Gemma's 1 + weight.
 """
 
 from __future__ import annotations
@@ -50,18 +50,18 @@ def _rms_norm(rewriter: Rewriter, node: Node) -> bool:
         input, shape, weight, eps = (
             argument(node, name) for name in ("input", "normalized_shape", "weight", "eps")
         )
-        found = (input, weight, rewriter.number(eps)) if len(shape) == 1 else None
+        norm = (input, weight, rewriter.number(eps)) if len(shape) == 1 else None
     else:
-        found = _written_out(rewriter, _product_of(node))
-    if found is None or found[2] is None or not _fits(found[0], node) or rewriter.is_written(found[0]):
+        norm = _written_out(rewriter, _product_of(node))
+    if norm is None or norm[2] is None or not _fits(norm[0], node) or rewriter.is_written(norm[0]):
         return False
-    input, weight, eps = found
+    input, weight, eps = norm
     rewriter.replace(node, rewriter.call(node, ours.rms_norm.default, input, weight, eps))
     return True
 
 
 def _product_of(node: Node) -> Node:
-    """What `node` converts to another dtype for itself alone, or `node`."""
+    """Return the product that `node` converts, if nothing else uses the product; else `node`."""
     if node.target is aten.mul.Tensor:
         return node
     inner = args_of(node)[0]
@@ -73,7 +73,7 @@ def _fits(input: Node, node: Node) -> bool:
 
 
 def _written_out(rewriter: Rewriter, node: Node) -> tuple[Node, Node, float | None] | None:
-    """Input, weight and eps of an RMS norm that ends in `node`; the weight is a constant."""
+    """Return input, weight and eps of an RMS norm that ends in `node`, or None; the weight is a constant."""
     if not is_call(node, aten.mul.Tensor):
         return None
     for weight, normed in (args_of(node), args_of(node)[::-1]):
@@ -90,7 +90,7 @@ def _written_out(rewriter: Rewriter, node: Node) -> tuple[Node, Node, float | No
 
 
 def _factor_of(rewriter: Rewriter, factor: object, x: object) -> float | None:
-    """eps, if `factor` is rsqrt(mean(x^2) + eps) over the last dimension."""
+    """Return eps if `factor` is rsqrt(mean(x^2) + eps) over the last dimension, else None."""
     if not is_call(factor, aten.rsqrt.default):
         return None
     total = args_of(factor)[0]

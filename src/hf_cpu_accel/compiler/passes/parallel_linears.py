@@ -1,4 +1,4 @@
-"""Linear layers that read the same tensor (query, key and value; gate and up): one product, divided among its outputs."""
+"""Joining of linear layers that read the same tensor (query, key and value) into one product with several outputs."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ def join_parallel_linears(rewriter: Rewriter) -> int:
     groups: dict[tuple[Node, Recipe], list[tuple[LinearCall, Node]]] = defaultdict(list)
     for node in rewriter.calls(ours.linear.default):
         call = LinearCall.of(node)
-        made = rewriter.sources_of(call.weight)
+        origin = rewriter.sources_of(call.weight)
         joins = call.is_product_only and (call.bias is None or rewriter.is_constant(call.bias))
-        if made is not None and joins and call.out_features % PANEL_FEATURES == 0:
-            groups[call.input, made[0]].append((call, made[1][0]))
+        if origin is not None and joins and call.out_features % PANEL_FEATURES == 0:
+            groups[call.input, origin[0]].append((call, origin[1][0]))
     return sum(_join(rewriter, recipe, members) for (_, recipe), members in groups.items())
 
 
 def _join(rewriter: Rewriter, recipe: Recipe, members: list[tuple[LinearCall, Node]]) -> bool:
-    """Put one call into the place of linear layers that are given with their weights."""
+    """Replace several linear layers, given with their weights, by one call."""
     if not 2 <= len(members) <= MAX_SPLIT:
         return False
     calls = [call for call, _ in members]

@@ -1,8 +1,8 @@
-"""Models that were quantized by a tool of torch's (PT2E, QAT): products of rounded weights become products of packed integers.
+"""Models quantized by torch's tools (PT2E, QAT): products of rounded weights become products of packed integers.
 
-Such a graph holds weights in 8 bits that are widened before each product, and pairs of ops that round activations to 8 bits and
-back by a step that was chosen ahead (or for the tensor). Our products in "int8" choose the step for each token, which is finer, so
-those pairs go where a product is all that reads them; with weights alone in 8 bits it is "int8-weight".
+In these graphs 8-bit weights are widened before each product, and pairs of ops round activations to 8 bits and back by a fixed
+step. Products in "int8" choose a step per token, which is finer, so pairs that only a product reads are removed. With only the
+weights in 8 bits the dtype is "int8-weight".
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from hf_cpu_accel.compiler.rewriter import Rewriter, aten
 from hf_cpu_accel.compiler.weight_transforms import Computed
 
 _PRODUCTS = (aten.linear.default, aten.conv2d.default, aten.conv1d.default)
-# The key of `Node.meta` by which this pass tells others in which dtype a weight is to be packed.
+# The key of `Node.meta` with the dtype to pack a weight in, for later passes.
 PACKED_AS = "packed_as"
 
 
@@ -30,24 +30,24 @@ def mark_quantized(rewriter: Rewriter) -> int:
         if not _is_widened(rewriter, argument(node, "weight")):
             continue
         rounded = args_of(node)[0]
-        whole = _not_rounded(rounded)
-        node.meta[PACKED_AS] = "int8-weight" if whole is None else "int8"
-        if whole is not None:
-            node.replace_input_with(rounded, whole)
+        exact = _not_rounded(rounded)
+        node.meta[PACKED_AS] = "int8-weight" if exact is None else "int8"
+        if exact is not None:
+            node.replace_input_with(rounded, exact)
         count += 1
     return count
 
 
 def _is_widened(rewriter: Rewriter, weight: object) -> bool:
-    """Whether it is made of numbers of 8 bits, or rounded to such."""
-    made = rewriter.sources_of(weight) if isinstance(weight, Node) else None
-    if made is None or not isinstance(made[0], Computed):
+    """Return whether the weight is dequantized from 8 bits."""
+    origin = rewriter.sources_of(weight) if isinstance(weight, Node) else None
+    if origin is None or not isinstance(origin[0], Computed):
         return False
-    return any(name.startswith("quantized_decomposed.dequantize_per") for name, *_ in made[0].steps)
+    return any(name.startswith("quantized_decomposed.dequantize_per") for name, *_ in origin[0].steps)
 
 
 def _not_rounded(node: Node) -> Node | None:
-    """What `node` is, rounded and widened again; None if it is not that."""
+    """Return the value that `node` is after quantizing and dequantizing; None if `node` is anything else."""
     dtype = value(node).dtype
     node = unconverted(node)
     if not _is_called(node, "dequantize_per_t"):
@@ -55,8 +55,8 @@ def _not_rounded(node: Node) -> Node | None:
     rounded = args_of(node)[0]
     if not _is_called(rounded, "quantize_per_t") or args_of(rounded)[1:3] != args_of(node)[1:3]:
         return None
-    whole: Node = args_of(rounded)[0]
-    return whole if value(whole).dtype is dtype and dtype in FLOATING else None
+    exact: Node = args_of(rounded)[0]
+    return exact if value(exact).dtype is dtype and dtype in FLOATING else None
 
 
 def _is_called(node: object, name: str) -> bool:

@@ -1,4 +1,4 @@
-"""What is added to the output of a linear layer, or of a gated FFN: into the epilogue of the product."""
+"""Fusion of an addition to the output of a linear layer, or of a gated FFN, into the epilogue of the product."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Rotary positions, x * cos + rotate_half(x) * sin, written out: `rotary_embedding` (Su et al. 2021, arXiv:2104.09864).
+"""Replacement of rotary positions, x * cos + rotate_half(x) * sin, by `rotary_embedding` (Su et al. 2021, arXiv:2104.09864).
 
-rotate_half is cat(-x[D/2:], x[:D/2]), or, for pairs of neighbors, stack(-x[1::2], x[::2]) put back in a row. Left to itself,
-generated code copies the halves, and computes cosine and sine of the angles anew for every head of every layer that reads them.
+rotate_half is cat(-x[D/2:], x[:D/2]), or, for interleaved pairs, stack(-x[1::2], x[::2]) flattened. Inductor's code would copy the
+halves, and compute cosine and sine of the angles again for every head of every layer.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def _fuse(rewriter: Rewriter, node: Node) -> bool:
 
 
 def _replace(rewriter: Rewriter, node: Node, heads: Node, cos: Node, sin: Node, interleaved: bool) -> bool:
-    """In the place of `node`, which is [B, H, L, D] or [B, L, H, D]; the tables are [1 or B, L, D] with a one where heads are."""
+    """Replace `node`, which is [B, H, L, D] or [B, L, H, D]; the tables are [1 or B, L, D] with a 1 at the dimension of heads."""
     result = node
     following = next(iter(node.users), None)
     if (
@@ -81,17 +81,17 @@ def _replace(rewriter: Rewriter, node: Node, heads: Node, cos: Node, sin: Node, 
 
 
 def _is_table(table: object, heads: Node, dim: int) -> bool:
-    """Whether it gives each position of the heads a number per feature, the same for all heads, which are dimension `dim`."""
+    """Return whether `table` has a number per position and feature, the same for all heads, which are dimension `dim`."""
     if not is_tensor(table) or value(table).dtype not in FLOATING or value(table).dim() != 4:
         return False
-    shape, whole = value(table).shape, value(heads).shape
-    if not is_one(shape[dim]) or not same_sizes((shape[3 - dim], shape[3]), (whole[3 - dim], whole[3])):
+    shape, full = value(table).shape, value(heads).shape
+    if not is_one(shape[dim]) or not same_sizes((shape[3 - dim], shape[3]), (full[3 - dim], full[3])):
         return False
-    return is_one(shape[0]) or same_size(shape[0], whole[0])
+    return is_one(shape[0]) or same_size(shape[0], full[0])
 
 
 def _turned(heads: object, half: object) -> bool | None:
-    """Whether pairs are neighbors, if `half` is `heads` with the features of each pair exchanged and one of them negative."""
+    """Return whether pairs are interleaved, if `half` is rotate_half of `heads`; None if it is not."""
     if not is_tensor(heads) or not is_tensor(half):
         return None
     x, turned = unconverted(heads), unconverted(half)
@@ -106,7 +106,7 @@ def _turned(heads: object, half: object) -> bool | None:
 
 
 def _last(node: Node, like: list[Node]) -> bool:
-    """Whether it joins along the last dimension of its result."""
+    """Return whether `node` concatenates along the last dimension of its result."""
     dims = value(like[0]).dim()
     return axis(argument(node, "dim"), dims) == dims - 1
 
@@ -128,7 +128,7 @@ def _are_neighbors(parts: list[Node], x: Node) -> bool:
 
 
 def _is_slice(node: Node, x: Node, start: int, end: int, step: int) -> bool:
-    """Whether it is x[..., start:end:step]."""
+    """Return whether `node` is x[..., start:end:step]."""
     if not is_call(node, aten.slice.Tensor):
         return False
     source, dim, first, last, stride = (
@@ -145,7 +145,7 @@ def _is_slice(node: Node, x: Node, start: int, end: int, step: int) -> bool:
 
 
 def _is_column(node: Node, x: Node, index: int) -> bool:
-    """Whether it is x.unflatten(-1, (-1, 2))[..., index], by `unbind` or by `select`."""
+    """Return whether `node` is x.unflatten(-1, (-1, 2))[..., index], by `unbind` or by `select`."""
     if is_call(node, operator.getitem):
         source, place = args_of(node)
         dim: Any = argument(source, "dim") if is_call(source, aten.unbind.int) else None

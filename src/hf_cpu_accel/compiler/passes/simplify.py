@@ -1,5 +1,5 @@
-"""What changes nothing goes: dropout of evaluation, conversions to the same dtype, whole slices, views of the same shape, pairs of
-transpositions, and arithmetic with 0 or 1. Models are full of it, and each would stand between two ops that belong together."""
+"""Removal of ops that change nothing: dropout in eval mode, conversions to the same dtype, full slices, views of the same shape,
+pairs of transpositions, and arithmetic with 0 or 1. Each would hide from later passes that two ops belong together."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ def remove_no_ops(rewriter: Rewriter) -> int:
         aten.transpose.int,
         aten.permute.default,
     ):
-        same = _same(node)
-        if same is not None and not rewriter.is_written(node, same):
-            rewriter.replace(node, same)
+        source = _unchanged_input(node)
+        if source is not None and not rewriter.is_written(node, source):
+            rewriter.replace(node, source)
             count += 1
     return count
 
 
-def _same(node: Node) -> Node | None:
-    """The argument that `node` returns as it is, or None."""
+def _unchanged_input(node: Node) -> Node | None:
+    """Return the argument that `node` returns unchanged, or None."""
     if node.target in (aten.dropout.default, aten.feature_dropout.default):
         return _node(args_of(node)[0]) if args_of(node)[2] is False else None
     if node.target is aten.cat.default:
@@ -62,9 +62,9 @@ def _same(node: Node) -> Node | None:
     if node.target in _CONVERSIONS:
         return input if _is_alike(node, input, strides=True) and not _copies(node) else None
     if is_call(node, *VIEWS) and is_call(input, *VIEWS):
-        whole = _node(args_of(input)[0])
-        if whole is not None and _is_alike(node, whole, strides=True):
-            return whole
+        source = _node(args_of(input)[0])
+        if source is not None and _is_alike(node, source, strides=True):
+            return source
     if node.target in _VIEWS:
         return input if _is_alike(node, input, strides=False) else None
     return input
@@ -75,7 +75,7 @@ def _node(value: object) -> Node | None:
 
 
 def _is_alike(node: Node, input: Node, *, strides: bool) -> bool:
-    """Same dtype and the same (symbolic) shape, and strides if asked; a view or slice of the same shape keeps the strides."""
+    """Return whether dtype and (symbolic) shape are equal, and strides if `strides`; views of the same shape keep the strides."""
     before, after = input.meta["val"], node.meta["val"]
     if not isinstance(before, Tensor) or before.dtype is not after.dtype:
         return False
@@ -85,14 +85,14 @@ def _is_alike(node: Node, input: Node, *, strides: bool) -> bool:
 
 
 def _is_neutral(node: Node) -> bool:
-    """Whether the second operand is the number that leaves the first one what it is."""
+    """Return whether the second operand is the neutral element of the op."""
     target: Any = node.target
     other = args_of(node)[1]
     return isinstance(other, int | float) and other == _NEUTRAL[target]
 
 
 def _copies(node: Node) -> bool:
-    """Whether a conversion was asked for a copy, or for another order in memory."""
+    """Return whether a conversion must copy, or changes the order in memory."""
     if node.target is aten._to_copy.default:
         return True
     if node.target is aten.type_as.default:
@@ -101,7 +101,7 @@ def _copies(node: Node) -> bool:
 
 
 def _only_part(parts: Sequence[Node]) -> Node | None:
-    """Of a concatenation with empty vectors, as caches start out with, the part that is not empty."""
+    """Return the only non-empty part of a concatenation with empty vectors, as in new caches; else None."""
     filled = [part for part in parts if tuple(part.meta["val"].shape) != (0,)]
     return filled[0] if len(filled) == 1 and filled[0].meta["val"].dim() > 1 else None
 

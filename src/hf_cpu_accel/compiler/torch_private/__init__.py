@@ -1,8 +1,8 @@
-"""The only folder that touches names of torch which carry no promise, with the versions of torch on which they were checked.
+"""The only folder of the compiler that uses private names of torch, with the versions of torch that they were tested on.
 
-Everything else imports the names below from here, and `templates.py`, which brings code of ours into Inductor's, by itself, as that
-imports Inductor. `problem()` says why they cannot be used: nothing is compiled in the background then, and the backend hands graphs
-to Inductor as they are. tests/compiler/test_torch_private.py has a contract for each name.
+Other code imports the names below from here. `templates.py`, which imports Inductor, is imported separately. If `problem()` returns
+a reason, nothing is compiled in the background, and the backend passes graphs to Inductor unchanged.
+tests/compiler/test_torch_private.py has a contract for each name.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""AOTInductor: compiled code in files, written and loaded."""
+"""Writing and loading compiled code with AOTInductor."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from torch.fx import GraphModule
 
 
 def write_package(program: torch.export.ExportedProgram, path: str, metadata: dict[str, str]) -> None:
-    """AOTInductor's code for the program, with its weights, in a file."""
+    """Compile the program, with its weights, into a file."""
     args, kwargs = program.example_inputs
     graph = program.module(check_guards=False)
     _package(graph, args, kwargs, path, {"aot_inductor.metadata": metadata})
 
 
 def load_package(path: str) -> tuple[Callable[..., list[Any]], dict[str, str]]:
-    """What runs the code in such a file and gives its outputs in a row, and the file's metadata."""
+    """Return a function that runs the code in a file of `write_package` and returns the flat outputs, and the file's metadata."""
     from torch._inductor import aoti_load_package
     from torch.utils._pytree import tree_leaves
 
@@ -28,10 +28,10 @@ def load_package(path: str) -> tuple[Callable[..., list[Any]], dict[str, str]]:
 
 
 def write_library(graph: GraphModule, path: str, threads: int) -> None:
-    """AOTInductor's code for an exported graph whose placeholders have fake tensors, run on that many threads."""
+    """Compile an exported graph, whose placeholders have fake tensors, into a file, for that many threads."""
     from torch.fx.graph import CodeGen
 
-    graph.graph.set_codegen(CodeGen())  # a row of inputs, a row of outputs
+    graph.graph.set_codegen(CodeGen())  # flat inputs and outputs
     graph.recompile()
     inputs = [node.meta["val"] for node in graph.graph.find_nodes(op="placeholder")]
     # The code around the kernels is long and runs once per call: optimizing it takes most of the time and gains nothing.
@@ -46,16 +46,16 @@ def _package(
     from torch._inductor import aot_compile
     from torch._inductor.package import package_aoti
 
-    # Into a folder of its own. Inductor names its files by what they hold: a process that compiles the same at this time would open
-    # them to write them anew while they are packed here.
-    with tempfile.TemporaryDirectory() as made:
-        given = {**options, "aot_inductor.package": True, "aot_inductor.output_path": made}
-        files: Any = aot_compile(graph, args, kwargs, options=given)
+    # Into a separate folder. Inductor names its files by their content, so another process that compiles the same would rewrite
+    # them while they are packed here.
+    with tempfile.TemporaryDirectory() as folder:
+        settings = {**options, "aot_inductor.package": True, "aot_inductor.output_path": folder}
+        files: Any = aot_compile(graph, args, kwargs, options=settings)
         package_aoti(path, {"model": files})
 
 
 def load_library(path: str) -> Callable[..., list[Tensor]]:
-    """What runs a library that `write_library` wrote; does not import Inductor."""
-    # One runner: calls of several threads wait for each other.
+    """Return a function that runs a library of `write_library`, without importing Inductor."""
+    # One runner: concurrent calls wait for each other.
     loader = torch._C._aoti.AOTIModelPackageLoader(path, "model", False, 1, -1)
     return lambda *inputs: loader.boxed_run(list(inputs))

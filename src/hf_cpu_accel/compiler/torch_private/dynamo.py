@@ -1,4 +1,4 @@
-"""What Dynamo found where, and what it counts."""
+"""Dynamo's counters, and the sources of its inputs."""
 
 from __future__ import annotations
 
@@ -10,36 +10,36 @@ import torch
 
 
 def counters(name: str) -> Counter[str]:
-    """Dynamo's counters of that name."""
+    """Return Dynamo's counters of that name."""
     from torch._dynamo.utils import counters
 
     return counters[name]
 
 
 def is_of_module(number: torch.SymFloat) -> bool:
-    """Whether Dynamo found this float in a module, and not among the arguments of a call."""
+    """Return whether this float is from a module, and not an argument of a call."""
     sources = number.node.shape_env.var_to_sources.get(number.node.expr, ())
     return any(source.guard_source.is_unspecialized_nn_module() for source in sources)
 
 
 def is_static_input(placeholder: torch.fx.Node) -> bool:
-    """Whether Dynamo found this input of its graph in a module."""
+    """Return whether this input of Dynamo's graph is from a module."""
     return bool((placeholder.meta.get("tensor_dict") or {}).get("_dynamo_static_input_type"))
 
 
 @contextmanager
 def without_floats(scalars: Iterable[torch.SymFloat]) -> Iterator[None]:
-    """Inside, compilation does not start over because these floats are no inputs of the graph any more.
+    """Inside, compilation does not restart because these floats are no longer inputs of the graph.
 
-    Where a symbolic float did not become a tensor's value, Inductor has Dynamo trace the model once more with that float as a
-    constant. Those that our graph dropped, or guarded, need no second trace.
+    If a symbolic float does not become the value of a tensor, Inductor makes Dynamo trace the model again with that float as a
+    constant. Floats that the passes dropped or guarded need no second trace.
     """
     from torch._dynamo.symbolic_convert import TensorifyState
 
-    # Names that torch itself adds meanwhile must outlive this: the next trace reads them.
-    ours = {str(scalar.node._expr) for scalar in scalars} - TensorifyState.force_specializations
-    TensorifyState.force_specializations.update(ours)
+    # Names that torch itself adds meanwhile must stay: the next trace reads them.
+    added = {str(scalar.node._expr) for scalar in scalars} - TensorifyState.force_specializations
+    TensorifyState.force_specializations.update(added)
     try:
         yield
     finally:
-        TensorifyState.force_specializations.difference_update(ours)
+        TensorifyState.force_specializations.difference_update(added)

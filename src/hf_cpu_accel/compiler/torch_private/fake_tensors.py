@@ -12,7 +12,7 @@ from torch.fx import GraphModule
 
 
 def fake_inputs(inputs: Sequence[Any]) -> list[Any]:
-    """Dynamo's example inputs as fake tensors, with the symbolic sizes that Dynamo gave them."""
+    """Return Dynamo's example inputs as fake tensors, with Dynamo's symbolic sizes."""
     from torch._guards import TracingContext
 
     context = TracingContext.get()
@@ -31,7 +31,7 @@ def fake_inputs(inputs: Sequence[Any]) -> list[Any]:
 
 
 def fake_mode() -> Any:
-    """The mode that the fake inputs of the graph being compiled belong to."""
+    """Return the mode of the fake inputs of the graph being compiled."""
     from torch._guards import TracingContext
 
     return TracingContext.get().fake_mode
@@ -48,7 +48,7 @@ def as_if_traced(inputs: Iterable[Any]) -> Iterator[None]:
 
 
 def tracing(mode: Any) -> AbstractContextManager[Any]:
-    """Where graphs of fake tensors are traced: without gradients, and new tensors are fake."""
+    """Return a context for tracing graphs of fake tensors: without gradients, and with new tensors fake."""
     from torch._dispatch.python import enable_python_dispatcher
 
     stack = ExitStack()
@@ -59,7 +59,7 @@ def tracing(mode: Any) -> AbstractContextManager[Any]:
 
 
 def trace_aten(graph: GraphModule, inputs: Sequence[Any]) -> GraphModule:
-    """`graph` in ATen ops, none of them decomposed: linear, layer_norm, gelu and scaled_dot_product_attention stay whole."""
+    """Trace `graph` to ATen ops without decompositions: linear, layer_norm, gelu and scaled_dot_product_attention stay one op."""
     from torch.fx.experimental.proxy_tensor import make_fx
 
     return make_fx(graph, decomposition_table={}, pre_dispatch=True)(*inputs)

@@ -17,21 +17,18 @@ from hf_cpu_accel.compiler.torch_private.versions import names
 def compile_with_inductor(
     graph: GraphModule, inputs: Sequence[Any], patches: dict[str, Any]
 ) -> Callable[..., Any]:
-    """Inductor's answer to `graph`, with `patches` to its config for this graph alone.
-
-    It takes ownership of the graph.
-    """
+    """Compile `graph` with Inductor, with `patches` to its config for this graph only. It takes ownership of the graph."""
     from torch._inductor.compile_fx import compile_fx
 
     for node in graph.graph.find_nodes(op="placeholder"):
-        # With `cpp_wrapper` Inductor would take these for the inputs, and nothing for the symbolic sizes among them.
+        # With `cpp_wrapper` Inductor would use these as the inputs, without the symbolic sizes among them.
         node.meta.pop("val", None)
     compiled: Any = compile_fx(graph, list(inputs), config_patches=patches)
     return compiled
 
 
 def plain_inductor(graph: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-    """Inductor as torch documents it for graphs of one's own."""
+    """Compile a graph with Inductor's public function."""
     from torch import _inductor
 
     compiled: Any = _inductor.compile(graph, list(inputs))
@@ -39,7 +36,7 @@ def plain_inductor(graph: GraphModule, inputs: Sequence[Any]) -> Callable[..., A
 
 
 def has_compiler() -> bool:
-    """Whether Inductor finds a C++ compiler."""
+    """Return whether Inductor finds a C++ compiler."""
     from torch._inductor.cpp_builder import get_cpp_compiler
     from torch._inductor.exc import InvalidCxxCompiler
 
@@ -51,10 +48,10 @@ def has_compiler() -> bool:
 
 
 def inductor_default(name: str) -> Any:
-    """The setting of Inductor's config that holds now.
+    """Return the present value of a setting of Inductor's config.
 
     Raises:
-        AttributeError: there is none of that name.
+        AttributeError: the setting does not exist.
     """
     from torch._inductor import config
 
@@ -65,7 +62,7 @@ def inductor_default(name: str) -> Any:
 
 
 def with_pass(uuid: Callable[[], str]) -> dict[str, Any]:
-    """A patch that makes `uuid` part of the keys of Inductor's caches, behind the passes that the user may have set."""
+    """Return a config patch that adds `uuid` to the keys of Inductor's caches, after the user's custom passes."""
     from torch._inductor import config
     from torch._inductor.custom_graph_pass import CustomGraphPass
 
@@ -80,8 +77,8 @@ def with_pass(uuid: Callable[[], str]) -> dict[str, Any]:
         def uuid(self) -> Any:
             if theirs is None or several:
                 return uuid()
-            own = theirs.uuid()  # None: nothing is cached
-            return None if own is None else (own, uuid())
+            their_uuid = theirs.uuid()  # None: nothing is cached
+            return None if their_uuid is None else (their_uuid, uuid())
 
     if not several:
         return {"post_grad_custom_pre_pass": Marker()}
@@ -91,7 +88,7 @@ def with_pass(uuid: Callable[[], str]) -> dict[str, Any]:
 
 
 def inductor_folder() -> Path:
-    """Where Inductor keeps what it has compiled, some of it as pickles."""
+    """Return the folder of Inductor's caches (some of its files are pickles)."""
     from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
     return Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or default_cache_dir())
@@ -99,7 +96,7 @@ def inductor_folder() -> Path:
 
 @contextmanager
 def inductor_in(folder: Path) -> Iterator[None]:
-    """Inside, Inductor keeps it in `folder`, the headers that it has compiled among it, which otherwise are always in /tmp."""
+    """Inside, Inductor's caches are in `folder`, including precompiled headers, which are otherwise always in /tmp."""
     from torch._inductor import codecache
     from torch._inductor.runtime.cache_dir_utils import temporary_cache_dir
 

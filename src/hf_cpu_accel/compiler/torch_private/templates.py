@@ -1,7 +1,7 @@
-"""Code of Inductor's around a function of our library that hands out its results in tiles.
+"""Inductor templates around a function of the C++ library that returns its results in tiles.
 
-Inductor's own templates for matrix products hold the loops and the inner kernel as source. Here both stay in the library, which
-calls back with each tile; the pointwise operations that Inductor's scheduler fuses behind the template are compiled into that
+Inductor's own templates for matrix products contain the loops and the inner kernel as source. Here both are in the library, which
+calls back with each tile. The pointwise operations that Inductor's scheduler fuses after the template are compiled into that
 callback.
 """
 
@@ -44,16 +44,17 @@ extern "C" {{ kernel.def_kernel(inputs=inputs, outputs={"output": output}, alias
 
 
 class TileTemplate(CppTemplate):
-    """Rows by columns that a function of the library computes tile by tile.
+    """A template for [rows, columns] that a function of the library computes tile by tile.
 
     Args:
         inputs: {name: buffer}, dense.
         layout: of the results, [rows, columns].
         tile_stride: the elements from one row of a tile to the next.
-        tile_columns: the elements of every row of every tile, where they are as many.
+        tile_columns: the elements of every row of every tile if that is constant, else None.
         header: source that the call needs.
-        call: given what writes the address of an input (by its name, "nullptr" without one) and what writes a size, the source
-            that calls the library with `callback` and, as its context, the address of `store`.
+        call: a function of (the function that writes the address of an input by name, "nullptr" without one; the function that
+            writes a size), which returns the source that calls the library with `callback` and the address of `store` as its
+            context.
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class TileTemplate(CppTemplate):
         header: str,
         call: Callable[[Callable[[str], str], Callable[[Any], str]], str],
     ) -> None:
-        # Two inputs may be one buffer, or lie in one.
+        # Two inputs may be the same buffer, or parts of one.
         self._inputs = {buffer.get_name(): buffer for buffer in inputs.values()}
         self._places = {
             name: (list(self._inputs).index(buffer.get_name()), buffer.get_layout().offset)
@@ -84,17 +85,19 @@ class TileTemplate(CppTemplate):
         flag_template_buffer_has_other_users: bool | None = None,
         epilogue_nodes: Sequence[Any] | None = None,
     ) -> str:
-        whole: Any = self.output_node if template_buffer_node is None else template_buffer_node
-        results, output, output_2d = whole, whole, whole
+        template: Any = self.output_node if template_buffer_node is None else template_buffer_node
+        results, output, output_2d = template, template, template
         epilogues: list[Any] = []
         reindexers: list[Any] = []
         aliases = set()
         if epilogue_nodes:
             if flag_template_buffer_has_other_users:
-                # The results themselves are read, too: they are written beside what is made of them.
-                results = ir.Buffer(name=f"{whole.get_name()}_tiles", layout=whole.layout)
+                # The results themselves are read too, so they are stored besides the epilogue's output.
+                results = ir.Buffer(name=f"{template.get_name()}_tiles", layout=template.layout)
                 epilogues.append(
-                    ir.ComputedBuffer(name=whole.get_name(), layout=whole.layout, data=_copy_of(results))
+                    ir.ComputedBuffer(
+                        name=template.get_name(), layout=template.layout, data=_copy_of(results)
+                    )
                 )
                 reindexers.append(None)
             aliases.add(results.get_name())
@@ -102,17 +105,17 @@ class TileTemplate(CppTemplate):
             output = epilogue_nodes[-1]
             output_2d, reindexers = gen_2d_view_of_epilogue_buf(
                 output,
-                whole,
+                template,
                 list(epilogue_nodes),
                 reindexers,
                 default_reindexers=[None] * len(epilogue_nodes),
             )
-        # Where the number of columns is known, loops over them have no ends to mask.
+        # If the number of columns is constant, loops over them need no masks.
         columns = self._tile_columns
         tile = _tile(kernel, ["rows", columns], self._tile_stride)
         part = kernel.slice_nd(output_2d, [("row", "row + rows"), ("column", f"column + {columns}")])
         with ExitStack() as stack:
-            if results is not whole:
+            if results is not template:
                 stack.enter_context(patch.object(V.graph, "get_dtype", self._fake_get_dtype(results)))
             source: str = self._template_from_string(_SOURCE).render(
                 kernel=kernel,
@@ -150,7 +153,7 @@ def _copy_of(buffer: Any) -> Any:
 
 
 def _tile(kernel: CppTemplateKernel, sizes: list[str], stride: int) -> Any:
-    """The argument `tile` of the callback as a buffer."""
+    """Return the argument `tile` of the callback as a buffer."""
     rows, columns = parse_expr_with_index_symbols(sizes)
     layout = ir.FixedLayout(torch.device("cpu"), torch.float32, [rows, columns], [stride, 1])
     kernel.local_buffers["tile"] = ir.Buffer(name="tile", layout=layout)
@@ -158,60 +161,59 @@ def _tile(kernel: CppTemplateKernel, sizes: list[str], stride: int) -> Any:
 
 
 def in_tiles(template: TileTemplate) -> Any:
-    """The template's results in Inductor's graph, [rows, columns]."""
+    """Return the template's results in Inductor's graph, [rows, columns]."""
     return template.generate().output_node()
 
 
 def matrix(value: Any) -> Any:
-    """A tensor [..., columns] of Inductor's graph as a dense matrix in memory."""
+    """Return a tensor [..., columns] of Inductor's graph as a dense matrix in memory."""
     columns = value.get_size()[-1]
     flat = inductor.view(value, [ir.sympy_product(value.get_size()[:-1]), columns])
     return dense(flat)
 
 
 def dense(value: Any) -> Any:
-    """A tensor of Inductor's graph, contiguous in memory."""
+    """Return a tensor of Inductor's graph, contiguous in memory."""
     return ir.InputsKernel.unwrap_storage_for_input(
         ir.ExternKernel.require_contiguous(ir.ExternKernel.realize_input(value))
     )
 
 
 def shaped(value: Any, sizes: Sequence[Any]) -> Any:
-    """A tensor of Inductor's graph with other sizes."""
+    """Return a tensor of Inductor's graph with other sizes."""
     return inductor.view(value, list(sizes))
 
 
 def known(size: Any) -> int | None:
-    """A size of Inductor's as a number, None if it depends on symbols."""
+    """Return a size of Inductor as a number, None if it depends on symbols."""
     return int(size) if getattr(size, "is_number", True) else None
 
 
 def cpu_layout(dtype: torch.dtype, sizes: Sequence[Any]) -> Any:
-    """Contiguous."""
+    """Return a contiguous layout on the CPU."""
     return ir.FixedLayout(torch.device("cpu"), dtype, list(sizes))
 
 
 def node_being_lowered() -> Node:
-    """The node of the graph whose lowering runs."""
+    """Return the node of the graph whose lowering runs."""
     node: Node = V.graph.current_node
     return node
 
 
 def register(op: Any, lowering: Lowering) -> None:
-    """Inductor asks `lowering` about calls of `op` in graphs of ours (`lowering_is_ours`). Where it gives None, and in all other
-    graphs, the op is called as it was."""
-    as_it_is = inductor.fallback_handler(op)
+    """Register a lowering of `op`, used inside `lowerings_in_use`. If it returns None, and elsewhere, the op is called directly."""
+    fallback = inductor.fallback_handler(op)
 
     def lower(*args: Any, **kwargs: Any) -> Any:
         lowered = lowering(*args, **kwargs) if _ours.get() else None
-        return as_it_is(*args, **kwargs) if lowered is None else lowered
+        return fallback(*args, **kwargs) if lowered is None else lowered
 
     inductor.register_lowering(op, type_promotion_kind=None)(lower)
 
 
 @contextmanager
 def lowerings_in_use() -> Iterator[None]:
-    """Inside, registered lowerings are asked."""
+    """Inside, Inductor uses the registered lowerings."""
     token = _ours.set(True)
     try:
         yield

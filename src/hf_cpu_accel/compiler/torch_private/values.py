@@ -1,4 +1,4 @@
-"""What graphs hold (tensors, sizes, targets of calls), and which modes are on."""
+"""Values in graphs (tensors, sizes, targets of calls), and active modes."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from torch import Tensor
 
 from hf_cpu_accel.compiler.torch_private.versions import names
 
-sym_sqrt: Any = getattr(torch, "_sym_sqrt", None)  # what graphs of symbolic numbers call for math.sqrt
+sym_sqrt: Any = getattr(torch, "_sym_sqrt", None)  # math.sqrt in graphs of symbolic numbers
 
 
 def is_always(condition: bool | torch.SymBool) -> bool:
-    """Whether a condition on symbolic sizes is known to hold for all inputs; adds no guard."""
+    """Return whether a condition on symbolic sizes is known to be true for all inputs; adds no guard."""
     from torch.fx.experimental.symbolic_shapes import statically_known_true
 
     return statically_known_true(condition)
 
 
 def size_seen(size: int | torch.SymInt) -> int:
-    """The size in the call that is compiled for, 0 where it depends on values; adds no guard."""
+    """Return the size in the call that is compiled for, 0 if it depends on values; adds no guard."""
     from torch.fx.experimental import symbolic_shapes
 
     hint: Any = getattr(symbolic_shapes, names().size_hint)
@@ -28,12 +28,12 @@ def size_seen(size: int | torch.SymInt) -> int:
 
 
 def storage_of(value: Tensor) -> int:
-    """Equal for tensors, fake ones too, that share their memory."""
+    """Return a key that is equal for tensors, including fake ones, that share their memory."""
     return int(value.untyped_storage()._cdata)
 
 
 def is_plain_tensor(value: Tensor) -> bool:
-    """No subclass that unpacks itself while it is traced, and not of another device."""
+    """Return whether it is a CPU tensor, and not a wrapper subclass that unpacks itself while it is traced."""
     from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
     return (
@@ -44,17 +44,17 @@ def is_plain_tensor(value: Tensor) -> bool:
 
 
 def is_higher_order(target: object) -> bool:
-    """Whether the target of a node takes graphs as arguments."""
+    """Return whether the target of a node takes graphs as arguments."""
     return isinstance(target, torch._ops.HigherOrderOperator)
 
 
 def is_transform(target: object) -> bool:
-    """Whether the target of a node begins or ends what torch.func does to a function: values between have hidden dimensions."""
+    """Return whether the target of a node enters or leaves a transform of torch.func: values inside have hidden dimensions."""
     return str(getattr(target, "__module__", "")).startswith("torch._functorch")
 
 
 def modes_are_on() -> bool:
-    """Whether modes or hooks see or replace calls of torch or of all modules (tracers, counters, another default device)."""
+    """Return whether modes or global hooks intercept calls of torch or of modules (tracers, counters, a default device)."""
     return bool(
         torch._C._len_torch_dispatch_stack()
         or torch._C._len_torch_function_stack()

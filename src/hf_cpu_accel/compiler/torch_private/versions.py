@@ -1,4 +1,4 @@
-"""The versions of torch whose private names are known, and where these differ."""
+"""The versions of torch whose private names are tested, and their differences."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import torch
 
 @dataclass(frozen=True)
 class Names:
-    """What a version has of that which others have in another way; the defaults are the newest.
+    """The names that differ between versions; the defaults are those of the newest.
 
     Attributes:
-        size_hint: the function of symbolic_shapes that tells the size seen and adds no guard.
-        several_passes: Inductor's settings for custom passes take several at once.
+        size_hint: the function of symbolic_shapes that returns the size seen without adding a guard.
+        several_passes: whether Inductor's settings for custom passes accept several.
     """
 
     size_hint: str = "optimization_hint"
@@ -33,7 +33,7 @@ VERSIONS = {
 }
 
 _MODULES = (
-    # First, as it imports the code generators in an order in which they find each other.
+    # First, because it imports the code generators in the right order.
     "torch._inductor.lowering",
     "torch._dispatch.python",
     "torch._dynamo.symbolic_convert",
@@ -50,12 +50,12 @@ _MODULES = (
 
 
 def names() -> Names:
-    """Of this torch; the newest that are known for one that is not."""
+    """Return the names of this torch; those of the newest tested version if this one is not tested."""
     return VERSIONS.get(_version(), Names())
 
 
 def unknown_version() -> str | None:
-    """Why the private names of this torch cannot be relied upon, None if they are known. Imports nothing."""
+    """Return why the private names of this torch are not tested, or None. Imports nothing."""
     if _version() in VERSIONS:
         return None
     return f"torch {torch.__version__} is not among the versions tested for compiling ({', '.join(VERSIONS)})"
@@ -63,7 +63,7 @@ def unknown_version() -> str | None:
 
 @lru_cache(maxsize=1)
 def problem() -> str | None:
-    """Why the private names cannot be used, None if they can."""
+    """Return why the private names cannot be used, or None."""
     if reason := unknown_version():
         return reason
     for name in _MODULES:

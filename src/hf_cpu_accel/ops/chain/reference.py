@@ -1,4 +1,4 @@
-"""What a chain of convolutions computes, in plain torch, and the shape of what it makes."""
+"""The reference of a chain of convolutions in PyTorch, and the shape of its output."""
 
 from __future__ import annotations
 
@@ -36,14 +36,16 @@ def _windows(step: dict[str, Any], shape: Sequence[int]) -> list[list[int]]:
 
 
 def same_padding(pixels: int, size: int, stride: int, dilation: int) -> tuple[int, int]:
-    """How many zeros TensorFlow puts before and behind so many pixels for its padding "same": there are as many outputs as strides
-    then, and one more zero behind them than before where their number is odd."""
+    """Return the zeros before and after the pixels for TensorFlow's padding "same".
+
+    There are as many outputs as strides. If the number of zeros is odd, one more is after than before.
+    """
     zeros = max((-(-pixels // stride) - 1) * stride + dilation * (size - 1) + 1 - pixels, 0)
     return zeros // 2, zeros - zeros // 2
 
 
 def chain_reference(input: Tensor, parts: list[Tensor], layout: list[int], narrow: bool) -> Tensor:
-    """One `conv2d`, pooling, mean, sum, product, choice of channels, or gain and shift of these after another."""
+    """Compute the steps one after another in PyTorch."""
     images, in_bytes = [input.float()], {0: False}
     between = torch.bfloat16 if narrow else input.dtype
     for step in steps_in(layout):
@@ -59,7 +61,7 @@ def chain_reference(input: Tensor, parts: list[Tensor], layout: list[int], narro
 def _computed(
     kind: str, step: dict[str, Any], images: list[Tensor], parts: list[Tensor], in_bytes: bool
 ) -> Tensor:
-    """What a step makes of the images before it; in_bytes: the one that it reads is."""
+    """Compute the output of a step from the images before it; `in_bytes`: whether its input is in bytes."""
     source, activation = images[step["source"]], list(POINTWISE)[step["activation"]]
     residual = None if step["residual"] < 0 else images[step["residual"]]
     size, stride, padding, dilation, more = _windows(step, source.shape)
@@ -102,7 +104,7 @@ def _computed(
 
 
 def _rounded(image: Tensor, low: float, high: float) -> Tensor:
-    """The values of an image in bytes: what is clamped to a range and rounded to 255 steps of it."""
+    """Return the values of an image in bytes: clamped to a range and rounded to 255 steps of it."""
     step = (high - low) / 255
     if step == 0:
         return torch.zeros_like(image)
@@ -123,7 +125,7 @@ def _of_bytes(
     dilation: Sequence[int],
     activation: str,
 ) -> Tensor:
-    """A convolution of an image that needs no more rounding."""
+    """Compute a convolution of an image that is already rounded."""
     packed = PackedWeight(weight, scale, size[0] * size[1] * image.shape[-1], out_channels, "int8")
     values, offset = unpack_conv2d(packed, size), None if bias is None else bias.float()
     output = functional.conv2d(
@@ -134,7 +136,7 @@ def _of_bytes(
 
 
 def output_shape(shape: Sequence[int], layout: list[int]) -> tuple[int, ...]:
-    """[B, H', W', N] of the last step for an input [B, H, W, C] of that shape."""
+    """Return the shape [B, H', W', N] of the last step for an input of shape [B, H, W, C]."""
     shapes = [tuple(shape)]
     for step in steps_in(layout):
         batch, *sides, _ = shapes[step["source"]]

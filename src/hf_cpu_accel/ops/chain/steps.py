@@ -1,4 +1,4 @@
-"""The steps of a chain of convolutions, and the numbers that the op takes them as."""
+"""The steps of a chain of convolutions, and their layout as integers."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ POINTWISE: dict[str, Callable[[Tensor], Tensor]] = {
 
 @dataclass(frozen=True)
 class ConvolutionStep:
-    """activation(conv2d(image[source], weight) + bias + image[residual]); arguments as those of `ops.convolution.conv2d`.
+    """activation(conv2d(image[source], weight) + bias + image[residual]); arguments as in `ops.convolution.conv2d`.
 
     Attributes:
-        source, residual: numbers of images: 0 is the input of the op, i + 1 the output of step i. residual may be None.
-        weight: with the data of `packing.convolution.pack_grouped`, channels are convolved in groups, and nothing is added.
-        range: (low, high) that the output is clamped to, with 0 between them: it is an image in bytes then, which
-            may be pooled, added to others, and read by int8 weights of windows and tiles. None: a floating point image.
-        more: how many zeros lie behind the image besides `padding`, which then is before it; SAME for both sides: padding as
-            TensorFlow has it, `same_padding` of the size of the image.
+        source, residual: indices of images: 0 is the input of the op, i + 1 the output of step i. residual may be None.
+        weight: with data of `packing.convolution.pack_grouped`, a grouped convolution without a residual.
+        range: (low, high) to clamp the output to, with 0 between them. The output is then an image in bytes, which may be pooled,
+            added to others, and read by int8 weights of windows and tiles. None for a floating point image.
+        more: the additional zeros after the image; `padding` is then the zeros before it. SAME for both sides is the padding of
+            TensorFlow, `same_padding` of the size of the image.
     """
 
     weight: PackedWeight
@@ -72,15 +72,14 @@ class ConvolutionStep:
 
 @dataclass(frozen=True)
 class PoolingStep:
-    """The largest pixel of each window of image[source], by channel, or their mean; arguments as those of
-    `torch.nn.functional.max_pool2d`.
+    """The maximum or mean of each window of image[source], per channel; arguments as in `torch.nn.functional.max_pool2d`.
 
-    Of an image in bytes the largest ones are one of the same range.
+    The maximum of an image in bytes has the same range.
 
     Attributes:
         source: see `ConvolutionStep`.
         channels: of that image.
-        kind: one of KINDS; "average pooling" counts the zeros around the image, "average pooling within" does not.
+        kind: one of KINDS; "average pooling" includes the zeros around the image, "average pooling within" excludes them.
     """
 
     source: int
@@ -93,7 +92,7 @@ class PoolingStep:
 
 @dataclass(frozen=True)
 class MeanStep:
-    """The mean of each channel of image[source]: an image of one pixel. Attributes as those of `PoolingStep`."""
+    """The mean of each channel of image[source], an image of one pixel. Attributes as in `PoolingStep`."""
 
     kind: ClassVar[str] = "mean"
     source: int
@@ -102,7 +101,7 @@ class MeanStep:
 
 @dataclass(frozen=True)
 class CombineStep:
-    """activation(image[source] + image[residual]), or of their product; attributes as those of `ConvolutionStep`.
+    """activation(image[source] + image[residual]), or of their product; attributes as in `ConvolutionStep`.
 
     Attributes:
         channels: of both images. The second may have one pixel, for all of the first.
@@ -124,11 +123,11 @@ class CombineStep:
 
 @dataclass(frozen=True)
 class ChannelsStep:
-    """Channels of image[source], or of it and image[residual] beside each other: some of them, or in another order.
+    """Selected channels of image[source], or of image[source] and image[residual] concatenated.
 
     Attributes:
         source, residual: see `ConvolutionStep`; the two have the same size.
-        numbers: of the channels that are taken, one for each of the output.
+        numbers: the index of the channel for each output channel.
     """
 
     kind: ClassVar[str] = "channels"
@@ -143,7 +142,7 @@ class ChannelsStep:
 
 @dataclass(frozen=True, eq=False)
 class AffineStep:
-    """activation(gain * image[source] + shift), channel by channel: a batch norm ahead of a convolution.
+    """activation(gain * image[source] + shift) per channel: a batch norm before a convolution.
 
     Attributes:
         source: see `ConvolutionStep`.

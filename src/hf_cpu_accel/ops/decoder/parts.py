@@ -1,4 +1,4 @@
-"""What a decoder layer is made of."""
+"""The parts of a decoder layer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hf_cpu_accel.packing.linear import PackedWeight
 
 @dataclass(frozen=True)
 class Projection:
-    """input @ weight^T + bias; bias [out_features] or None."""
+    """A projection input @ weight^T + bias; bias is [out_features] or None."""
 
     weight: PackedWeight
     bias: Tensor | None
@@ -36,10 +36,10 @@ class Norm:
 
 @dataclass(frozen=True)
 class Heads:
-    """Where the heads of the query (or key, value, gate) lie among the output features of the qkv projection.
+    """The positions of the heads of the query (or key, value, gate) in the output features of the qkv projection.
 
-    Head h of a query or a gate begins at first + (h // group) * group_stride + (h % group) * head_stride with
-    group = heads // kv_heads, key or value head j at first + j * group_stride. head_stride says nothing where group is 1.
+    With group = heads // kv_heads, head h of a query or a gate starts at first + (h // group) * group_stride + (h % group) *
+    head_stride, and head j of a key or value at first + j * group_stride. head_stride is ignored if group is 1.
     """
 
     first: int
@@ -49,12 +49,12 @@ class Heads:
 
 @dataclass(frozen=True)
 class Gate:
-    """activation(gate), by which attention's output is multiplied (Qiu et al. 2025, arXiv:2505.06708).
+    """activation(gate), a factor of the attention output (Qiu et al. 2025, arXiv:2505.06708).
 
     Attributes:
-        heads: where among the features of the qkv projection it lies.
-        dim: 1, a factor for each head, or as many features as a value has.
-        activation: one of `bind.GATES` but "none".
+        heads: its position in the features of the qkv projection.
+        dim: 1 for a factor per head, or value_dim.
+        activation: one of `bind.GATES` except "none".
     """
 
     heads: Heads
@@ -67,25 +67,26 @@ class SelfAttention:
     """softmax(scale * query key^T) value over the cache, with D = head_dim and Dv = value_dim.
 
     Attributes:
-        qkv: at least (heads + kv_heads) * D + kv_heads * Dv x C, packed; query, key, value say where in it the heads are.
-        window: how many keys a query sees, its own among them; None for all.
-        softcap: scores become softcap * tanh(scores / softcap) (Gemma 2, arXiv:2408.00118); None for no cap.
-        sinks: [heads], a further score per head that takes part in the softmax and has no value (gpt-oss); or None.
-        alibi: [heads], what a score loses per token of distance (Press et al. 2022, arXiv:2108.12409); or None.
-        relative: [heads, distances], what a score gains if the key is so many tokens before the query; beyond the last of them it
-            stays the same (T5, Raffel et al. 2020, arXiv:1910.10683, section 2.1); or None.
-        rotary_dim: how many features of a head are rotated, from the first on; 0 for none. Su et al. 2021, arXiv:2104.09864.
+        qkv: at least (heads + kv_heads) * D + kv_heads * Dv x C, packed; query, key and value are the positions of the heads in it.
+        window: the number of keys that a query sees, including its own; None for all.
+        softcap: replace scores by softcap * tanh(scores / softcap) (Gemma 2, arXiv:2408.00118); None for no cap.
+        sinks: [heads], an additional score per head in the softmax, without a value (gpt-oss); or None.
+        alibi: [heads], subtracted from scores per token of distance (Press et al. 2022, arXiv:2108.12409); or None.
+        relative: [heads, distances], added to scores by the distance of the key before the query, at most the last distance (T5,
+            Raffel et al. 2020, arXiv:1910.10683, section 2.1); or None.
+        rotary_dim: the number of rotated features of a head, from the first on; 0 for none. Su et al. 2021, arXiv:2104.09864.
         rotary_interleaved: pairs are features (2i, 2i + 1), as in GPT-J; otherwise (i, i + rotary_dim / 2), as in Llama.
-        rotary: which of the call's tables.
+        rotary: the index of the table in the call.
         query_norm, key_norm: before the rotation. Weights [D]: over each head, with the same weights; [heads, D]: over each head,
-            with its own; [heads * D] (for keys kv_heads): over all heads together (OLMo 2, arXiv:2501.00656). None: over each head.
-        value_norm: likewise, of what goes into the cache; its weights as those of key_norm, with Dv for D (Gemma 4).
-        sub_norm: of what goes into `output`, before the gate (sub-LayerNorm, arXiv:2210.06423: BitNet, Kosmos); its weights as
-            those of query_norm, with Dv for D.
-        gate: or None.
+            with its own weights; [heads * D] (for keys kv_heads): over all heads together (OLMo 2, arXiv:2501.00656). None: over
+            each head.
+        value_norm: the norm of values before they are cached; weights as in key_norm, with Dv instead of D (Gemma 4).
+        sub_norm: the norm of the input of `output`, before the gate (sub-LayerNorm, arXiv:2210.06423: BitNet, Kosmos); weights as
+            in query_norm, with Dv instead of D.
+        gate: the gate, or None.
         output: C x heads * Dv, packed.
-        shares_keys: the layer is handed the cache of an earlier one, which has the call's keys and values in it already: it has
-            none of its own, and `key`, `value` and their norms say nothing (Gemma 3n, Gemma 4).
+        shares_keys: the layer gets the cache of an earlier layer, which already has the keys and values of the call. It has no own
+            keys and values; `key`, `value` and their norms are ignored (Gemma 3n, Gemma 4).
     """
 
     qkv: Projection
@@ -116,23 +117,25 @@ class SelfAttention:
 
 @dataclass(frozen=True)
 class Recurrence:
-    """One of the ops of `ops/recurrent`, over what two projections give: the `qkv` of the layer's attention, whose `output` is its
-    last projection and which says nothing else then, and `rest`. Its states stand for keys and values: conv_state
-    [B, channels, taps] and state [B, heads, D, E], of a state space [B, heads, E, D], of a short convolution anything.
+    """An op of `ops/recurrent` on the outputs of two projections: `qkv` of the layer's attention, and `rest`.
+
+    `output` of the attention is the last projection; its other attributes are ignored. The states replace keys and values:
+    conv_state [B, channels, taps], and state [B, heads, D, E], for a state space [B, heads, E, D], for a short convolution
+    anything.
 
     Attributes:
-        op: its name.
-        rest: of the hidden states, too; its features are counted on behind those of `qkv`. None for none.
-        conv_input, conv_gate, gate, decay, beta: the features at which these begin; conv_gate is what a short convolution
-            multiplies its input with, decay a state space's dt.
+        op: the name of the op.
+        rest: a second projection of the hidden states, whose features follow those of `qkv`; or None.
+        conv_input, conv_gate, gate, decay, beta: the first feature of each; conv_gate multiplies the input of a short convolution,
+            decay is dt of a state space.
         conv_weight: [channels, 1, taps]; conv_bias: [channels] or None.
-        heads, key_heads, key_dim, value_dim: H, those of queries and keys (of a state space, groups of B and C), D and E. Of a
-            selective scan only key_dim, the features of its state [B, channels, D].
-        A_log, dt_bias, D: [heads] or, of a selective scan, [channels, D], None and [channels]; or None where the op takes none.
-        norm_weight: as the op takes it.
-        selected, steps: of a selective scan, what makes dt, B and C of what comes out of the convolution, and the dt that the op is
-            given of that one.
-        dt_norm, B_norm, C_norm: the weights of RMS norms of what `selected` gives, all with `norm_eps`; or None for none.
+        heads, key_heads, key_dim, value_dim: H, the heads of queries and keys (for a state space, groups of B and C), D and E. For
+            a selective scan only key_dim, the features of its state [B, channels, D].
+        A_log, dt_bias, D: [heads], or for a selective scan [channels, D], None and [channels]; None if the op has no such argument.
+        norm_weight: an argument of the op.
+        selected, steps: for a selective scan, the projection of the convolution's output to dt, B and C, and the projection of this
+            dt to that of the op.
+        dt_norm, B_norm, C_norm: the weights of RMS norms of the outputs of `selected`, all with `norm_eps`; or None.
     """
 
     op: Literal["short_convolution", "gated_delta_net", "state_space", "selective_scan"]
@@ -164,10 +167,10 @@ class Recurrence:
 
 @dataclass(frozen=True)
 class CrossAttention:
-    """softmax(scale * query key^T) value over keys and values of an encoder's output, which no call changes.
+    """softmax(scale * query key^T) value over the constant keys and values of an encoder's output.
 
     Attributes:
-        query: heads * D x C, packed, head after head.
+        query: heads * D x C, packed, one head after another.
         output: C x heads * Dv, packed.
     """
 
@@ -185,10 +188,10 @@ class FeedForward:
     """down(norm(activation(up(x)))); gated: down(norm(activation(gate(x)) * up(x))) (Shazeer 2020, arXiv:2002.05202).
 
     Attributes:
-        up: I x C, packed; gated: 2I x C, the gate's features first, I a multiple of 32.
+        up: I x C, packed; gated: 2I x C, the features of the gate first, I a multiple of 32.
         activation: one of `ops.linear.ACTIVATIONS`.
         down: C x I, packed.
-        sub_norm: the norm, of I features (sub-LayerNorm, arXiv:2210.06423); None for none, as in a shared expert.
+        sub_norm: the norm of I features (sub-LayerNorm, arXiv:2210.06423), or None, as in a shared expert.
     """
 
     up: Projection
@@ -200,17 +203,17 @@ class FeedForward:
 
 @dataclass(frozen=True)
 class MixtureOfExperts:
-    """Sum of weight * expert(x) over the experts of a token, and of shared(x), an expert that all tokens go to.
+    """The sum of weight * expert(x) over the experts of a token, plus shared(x), an expert for all tokens.
 
-    A token goes to the `top_k` experts with the highest score + choice_bias. The weight of an expert is its score, divided by the
-    sum over the chosen ones if `renormalize`, times `scale`. Softmax: Fedus et al. 2022, arXiv:2101.03961; sigmoid with a bias for
-    the choice: DeepSeek-V3, arXiv:2412.19437.
+    A token is routed to the `top_k` experts with the highest score + choice_bias. The weight of an expert is its score, divided by
+    the sum over the selected ones if `renormalize`, times `scale`. Softmax: Fedus et al. 2022, arXiv:2101.03961; sigmoid with a
+    bias for the selection: DeepSeek-V3, arXiv:2412.19437.
 
     Attributes:
         router: E x C, packed; E + 1 with `shared_gate`, whose output is the last.
-        scoring: what makes scores of the router's E outputs.
+        scoring: the function from the router's E outputs to scores.
         choice_bias: [E] or None.
-        shared: or None.
+        shared: the shared expert, or None.
         shared_gate: whether shared(x) is multiplied by the sigmoid of the gate (Qwen2-MoE).
     """
 
@@ -227,13 +230,13 @@ class MixtureOfExperts:
 
 @dataclass(frozen=True)
 class PerLayerInput:
-    """output(activation(gate(x)) * input), where the call has an input for each token and layer (Gemma 3n, Gemma 4).
+    """output(activation(gate(x)) * input), with an input of the call per token and layer (Gemma 3n, Gemma 4).
 
     Attributes:
         gate: I x C, packed.
         activation: one of `ops.linear.ACTIVATIONS`.
         output: C x I, packed.
-        post_norm: of the branch's output, before the residual is added; or None.
+        post_norm: the norm of the branch's output, before the residual is added; or None.
     """
 
     gate: Projection
@@ -244,19 +247,20 @@ class PerLayerInput:
 
 @dataclass(frozen=True)
 class DecoderLayer:
-    """x = x + attention(x), in decoders of encoder-decoders x + cross(x), then x + ffn(x), with norms wherever a family has them.
+    """A decoder layer: x = x + attention(x), then x + cross(x) in encoder-decoders, then x + ffn(x), with optional norms.
 
     Attributes:
-        ffn: None where a layer is nothing but attention (Nemotron-H).
-        cross: None where there is no encoder; with its norms before it and after the residual is added.
+        attention: self-attention.
+        ffn: the FFN or mixture of experts; None for a layer without (Nemotron-H).
+        cross: cross-attention, or None without an encoder; cross_norm is before it, cross_out_norm after the residual is added.
         attention_norm, ffn_norm: of the branch's input.
         attention_post_norm, ffn_post_norm: of the branch's output, before the residual is added (Gemma 2, OLMo 2).
         attention_out_norm, ffn_out_norm: after the residual is added (post-LN: the first GPT, OPT-350m).
         parallel: x + attention(attention_norm(x)) + ffn(ffn_norm(x)) (GPT-J, NeoX, Falcon, Phi, Cohere).
         residual_scale: factor of both branches (Granite, MiniCPM).
-        per_layer: a further branch behind the FFN, or None.
-        output_scale: factor of the layer's output, residual and all (Gemma 4).
-        recurrence: what takes the place of `attention` between its projections, which alone count then; or None.
+        per_layer: another branch after the FFN, or None.
+        output_scale: factor of the layer's output, including the residual (Gemma 4).
+        recurrence: the op that replaces `attention` between its projections, or None.
     """
 
     attention: SelfAttention

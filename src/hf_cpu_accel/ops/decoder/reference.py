@@ -1,4 +1,4 @@
-"""decoder_layers in plain torch: float32 between the steps, one step after another."""
+"""The reference of decoder_layers in PyTorch, step by step, with float32 between the steps."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from hf_cpu_accel.ops.registry import by_name
 
 
 class _Layer(LayerArguments):
-    """A layer, step by step; `step` is what the op was given."""
+    """A layer, step by step; `step` has the arguments of the op."""
 
     def attend(self, x: Tensor, keys: Tensor, values: Tensor, past: int, step: Any) -> Tensor:
-        """The attention branch of x [B, q_len, C] without its norms, or its recurrence."""
+        """Compute the attention branch of x [B, q_len, C] without its norms, or its recurrence."""
         if self.integer("recurrence_kind"):
             return recurrence_reference(self, x, (keys, values))
         heads, kv_heads = self.integer("heads"), self.integer("kv_heads")
@@ -75,7 +75,7 @@ class _Layer(LayerArguments):
         values.copy_(to_storage(value.transpose(1, 2), values.dtype))
 
     def gate(self, context: Tensor, merged: Tensor) -> Tensor:
-        """context [B, q_len, heads, value_dim] times its gate, which is in the output of the qkv projection."""
+        """Multiply context [B, q_len, heads, value_dim] by its gate in the output of the qkv projection."""
         activation = GATES[self.integer("gate_activation")]
         if activation == "none":
             return context
@@ -83,7 +83,7 @@ class _Layer(LayerArguments):
         return context * (gate.sigmoid() if activation == "sigmoid" else F.softplus(gate))
 
     def visible(self, batch: int, q_len: int, past: int, step: Any) -> Tensor:
-        """[B, q_len, kv_len]: causality, window and left padding."""
+        """Return the mask [B, q_len, kv_len] of causality, window and left padding."""
         position, key = torch.arange(past, past + q_len)[:, None], torch.arange(past + q_len)
         seen = key <= position
         if self.integer("window"):
@@ -94,7 +94,7 @@ class _Layer(LayerArguments):
         return seen
 
     def scores(self, query: Tensor, key: Tensor, visible: Tensor, past: int, step: Any) -> Tensor:
-        """[B, heads, q_len, kv_len], -infinity where a query does not see a key."""
+        """Return the scores [B, heads, q_len, kv_len], -infinity where a query does not see a key."""
         scores = self.floats["scale"] * query @ key.transpose(-1, -2)
         if self.floats["softcap"]:
             scores = self.floats["softcap"] * torch.tanh(scores / self.floats["softcap"])
@@ -116,7 +116,7 @@ class _Layer(LayerArguments):
         return scores.masked_fill(~visible[:, None], -torch.inf)
 
     def cross(self, x: Tensor, keys: Tensor, values: Tensor, step: Any) -> Tensor:
-        """The cross-attention branch of x [B, q_len, C] without its norms."""
+        """Compute the cross-attention branch of x [B, q_len, C] without its norms."""
         heads, head_dim = self.integer("cross_heads"), self.integer("cross_head_dim")
         query = self.project("cross_query", x, heads * head_dim).unflatten(-1, (heads, head_dim))
         scale = self.floats["cross_scale"]
@@ -126,11 +126,11 @@ class _Layer(LayerArguments):
         return self.project("cross_output", context.flatten(-2), x.shape[-1])
 
     def feed_forward(self, x: Tensor) -> Tensor:
-        """The FFN of x [B, q_len, C], or its experts, without its norms."""
+        """Compute the FFN of x [B, q_len, C], or its experts, without its norms."""
         return self.mixture(x) if self.integer("experts") else self.dense(x)
 
     def dense(self, x: Tensor) -> Tensor:
-        """The FFN, or a shared expert, of x [B, q_len, C]."""
+        """Compute the FFN, or a shared expert, of x [B, q_len, C]."""
         intermediate = self.integer("intermediate_features")
         activation = list(ACTIVATIONS)[self.integer("activation")]
         if self.integer("gated"):
@@ -141,14 +141,14 @@ class _Layer(LayerArguments):
         return self.project("down", self.norm("ffn_sub_norm", hidden), x.shape[-1])
 
     def per_layer(self, x: Tensor, step: Any) -> Tensor:
-        """The branch of the layer's own input of x [B, q_len, C]."""
+        """Compute the branch of the per-layer input of x [B, q_len, C]."""
         activation = list(ACTIVATIONS)[self.integer("per_layer_activation")]
         gate = self.project("per_layer_gate", x, self.integer("per_layer_features"), activation)
         own = step.per_layer_inputs[self.integer("per_layer_input")].float()
         return self.norm("per_layer_post_norm", self.project("per_layer_output", gate * own, x.shape[-1]))
 
     def mixture(self, x: Tensor) -> Tensor:
-        """The mixture of experts of x [B, q_len, C]."""
+        """Compute the mixture of experts of x [B, q_len, C]."""
         experts, width, features = self.integer("experts"), self.integer("expert_features"), x.shape[-1]
         gated = bool(self.integer("experts_gated"))
         logits = self.project("router", x, experts + self.integer("shared_gate"))
@@ -211,7 +211,7 @@ class _Layer(LayerArguments):
         return self.end(self.norm("ffn_out_norm", x + ffn(x)), step)
 
     def end(self, x: Tensor, step: Any) -> Tensor:
-        """What becomes of x [B, q_len, C] behind the FFN."""
+        """Compute the steps after the FFN for x [B, q_len, C]."""
         if self.integer("per_layer_features"):
             x = x + self.per_layer(x, step)
         return self.floats["output_scale"] * x

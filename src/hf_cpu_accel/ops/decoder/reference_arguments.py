@@ -1,4 +1,4 @@
-"""What the reference of decoder_layers reads of a layer's arguments: projections, norms, heads and rotation."""
+"""Access of the reference of decoder_layers to a layer's arguments: projections, norms, heads and rotation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hf_cpu_accel.ops.linear import linear_reference
 
 
 class LayerArguments:
-    """One layer of the op's arguments by name, and what its weights do to a tensor."""
+    """The arguments of one layer by name, and the application of its weights."""
 
     def __init__(
         self, weights: list[Tensor], vectors: Tensor, layout: list[int], scalars: list[float]

@@ -1,4 +1,4 @@
-"""The reference of decoder_layers, where a layer has a recurrence in the place of attention."""
+"""The reference of decoder_layers for layers with a recurrence instead of attention."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hf_cpu_accel.ops.recurrent.state_space import state_space_reference
 
 
 def recurrence_reference(layer: LayerArguments, x: Tensor, states: tuple[Tensor, Tensor]) -> Tensor:
-    """The branch of x [B, q_len, C] without its norms; the states are written in place."""
+    """Compute the branch of x [B, q_len, C] without its norms; the states are updated in place."""
 
     def integer(name: str) -> int:
         return layer.integer(f"recurrence_{name}")
@@ -69,7 +69,7 @@ def _scanned(
     convolution: tuple[Tensor, Tensor | None],
     states: tuple[Tensor, Tensor],
 ) -> Tensor:
-    """What a selective scan gives."""
+    """Return the output of a selective scan."""
     channels, features = input.shape[-1], layer.integer("recurrence_key_dim")
     width = layer.integer("recurrence_selected_features")
     x = causal_convolution_reference(input, *convolution, None, states[0])

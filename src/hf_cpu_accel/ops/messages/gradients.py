@@ -1,4 +1,4 @@
-"""Gradients of the ops of messages.py: of all reductions of a target's messages in one table per target, read once per edge."""
+"""Gradients of the ops of messages.py: one table per target for all reductions of its messages, read once per edge."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _save_reduce(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor
 def _table(
     reduces: list[str], grad: Tensor, output: Tensor, ties: Tensor, degree: Tensor
 ) -> tuple[Tensor, str]:
-    """The table of a MessageGradient (csrc/sparse/messages.h), and the names of its groups."""
+    """Return the table of a MessageGradient (csrc/sparse/messages.h), and the names of its groups."""
     features = grad.shape[1] // len(reduces)
     grads = dict(zip(reduces, grad.split(features, dim=1), strict=True))
     values = dict(zip(reduces, output.split(features, dim=1), strict=True))
@@ -93,7 +93,7 @@ def _reduce_backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, 
 
 
 def _sum_of_gradients(reduces: list[str], grad: Tensor, degree: Tensor) -> Tensor:
-    """Of a target's messages. Moving all of them together moves the mean and the extremes as far, and the variance not at all."""
+    """Return the sum of a target's message gradients. A shift of all messages shifts mean, min and max, not the variance."""
     total = torch.zeros(1)
     for name, part in zip(reduces, grad.split(grad.shape[1] // len(reduces), dim=1), strict=True):
         if name == "sum":

@@ -1,4 +1,4 @@
-"""What the ops of messages.py compute, in plain torch."""
+"""The references of the ops of messages.py in PyTorch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GRAD_EDGES = f"message_grad_edges({_MESSAGE}, Tensor table, str groups, bool wit
 
 
 def _used_messages(given: Any) -> Tensor:
-    """[edges, features] in float32 (float64 for that): the messages of the entries that belong to a row."""
+    """Return the messages of the entries that belong to a row, [edges, features] in float32 (float64 for float64)."""
     rowptr, col, order, x, target, edge, relu = given[:7]
     _check_graph(rowptr, col, x.shape[0])
     if order is not None and edge is not None:
@@ -37,7 +37,7 @@ def _used_messages(given: Any) -> Tensor:
 
 @by_name(REDUCE)
 def message_reduce_reference(given: Any) -> tuple[Tensor, Tensor]:
-    """The op in plain torch; differentiable."""
+    """Compute the op in PyTorch, differentiable."""
     messages, rowptr = _used_messages(given), given.rowptr
     row, rows = row_of_edge(rowptr, len(messages)), rowptr.shape[0] - 1
     degree = rowptr.diff().clamp(min=1).unsqueeze(1)
@@ -71,14 +71,14 @@ def message_reduce_reference(given: Any) -> tuple[Tensor, Tensor]:
 
 @by_name(EDGE_MESSAGES)
 def edge_messages_reference(given: Any) -> Tensor:
-    """The op in plain torch; differentiable."""
+    """Compute the op in PyTorch, differentiable."""
     messages = _used_messages(given).to(given.x.dtype)
     rest = (given.x if given.col is None else given.col).shape[0] - len(messages)
     return torch.cat([messages, messages.new_zeros(rest, messages.shape[1])])
 
 
 def _gradients(messages: Tensor, row: Tensor, relu: bool, table: Tensor, groups: str) -> Tensor:
-    """Of each message, given the target of each."""
+    """Return the gradient of each message, given the target of each."""
     parts = iter(table.index_select(0, row).split(max(messages.shape[1], 1), dim=1))
     grad = torch.zeros_like(messages)
     for group in groups.split(","):

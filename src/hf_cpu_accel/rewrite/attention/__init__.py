@@ -1,1 +1,1 @@
-"""Attention modules and the hosts' attention interfaces."""
+"""Attention modules and the attention interfaces of hosts."""

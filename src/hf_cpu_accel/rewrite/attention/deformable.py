@@ -1,9 +1,9 @@
-"""Deformable attention of detectors and of their kin (Deformable DETR, Grounding DINO, Mask2Former, D-FINE): in one op what hosts
-compute by sampling each image, stacking the samples and summing them up.
+"""Deformable attention of detectors (Deformable DETR, Grounding DINO, Mask2Former, D-FINE): one op instead of sampling each
+image, stacking the samples and summing them.
 
-Hosts have it as a module without weights, or as a function that a module calls by a global name or holds as an attribute. It is
-known by the names of its arguments and by what it gives. A module that calls such a function runs its own code, with ours in the
-place of that.
+Hosts have it as a module without weights, or as a function that a module calls by a global name or has as an attribute. It is
+recognized by the names of its arguments and by its output. A module that calls such a function runs its own code, with the
+function replaced.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _found: WeakKeyDictionary[FunctionType, bool] = WeakKeyDictionary()
 
 
 class FusedDeformableAttention(FusedModuleMixin):
-    """Mixed into a module without weights that is nothing else."""
+    """Mixed into a module without weights that computes only deformable attention."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         own = self._original_class.forward
@@ -56,8 +56,8 @@ class AroundDeformableAttention(FusedModuleMixin):
     """Mixed into a module whose forward calls a function that computes it.
 
     Attributes:
-        _name: the global name by which it does; None where it calls its own attribute, which is ours then.
-        _function: what it was by that name.
+        _name: the global name of the function; None if the module calls its own attribute, which is then replaced.
+        _function: the original function.
     """
 
     _name: str | None
@@ -73,7 +73,7 @@ class AroundDeformableAttention(FusedModuleMixin):
 
 @dataclass(frozen=True)
 class Attended:
-    """Stands in for such a function of a host."""
+    """Replacement of such a function of a host."""
 
     own: Callable[..., Any]
 
@@ -83,7 +83,7 @@ class Attended:
 
 
 def fuse_deformable_attention(context: Context) -> list[PlanItem]:
-    """Have every such module, or function that a module calls, be one op."""
+    """Replace every such module, or function that a module calls, by one op."""
     return fuse_each(
         context,
         STRUCTURE,
@@ -93,7 +93,7 @@ def fuse_deformable_attention(context: Context) -> list[PlanItem]:
 
 
 def _match_deformable_attention(module: nn.Module, path: str, context: Context) -> nn.Module | Refusal | None:
-    """None if it is something else."""
+    """Return the fused module, or None if the module is of another kind."""
     if isinstance(module, FusedModuleMixin):
         return None
     if not (module._parameters or module._modules or module._buffers):
@@ -117,7 +117,7 @@ def _is_free(module: nn.Module, path: str, context: Context) -> bool:
 
 
 def _functions_of(module: nn.Module) -> Iterator[tuple[str, FunctionType]]:
-    """The functions that are it among the attributes of `module`, and among what its forward may call by a global name."""
+    """Yield the deformable attention functions among the attributes of `module`, and among the global names of its forward."""
     forward = type(module).forward
     if not isinstance(forward, FunctionType):
         return
@@ -131,7 +131,7 @@ def _functions_of(module: nn.Module) -> Iterator[tuple[str, FunctionType]]:
 
 
 def _writes(function: FunctionType) -> bool:
-    """Whether it writes to its globals, which would be lost."""
+    """Return whether the function writes to its globals, which would be lost."""
     return any(instruction.opname in _WRITES for instruction in dis.get_instructions(function))
 
 
@@ -142,7 +142,7 @@ def _is_function(function: FunctionType) -> bool:
 
 
 class _Globals(dict[str, Any]):
-    """Those of a function, as they are when they are read, but for what this holds."""
+    """The globals of a function, read when needed, with replaced entries."""
 
     def __init__(self, live: dict[str, Any], **own: Any) -> None:
         super().__init__(own)
@@ -153,7 +153,7 @@ class _Globals(dict[str, Any]):
 
 
 def _with_ours(own: FunctionType, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """`own` with ours in the place of `function`, which it calls by this global name."""
+    """Return `own` with a replacement of `function`, which it calls by this global name."""
     read = _Globals(own.__globals__, **{name: Attended(function)})
     made = FunctionType(own.__code__, read, own.__name__, own.__defaults__, own.__closure__)
     made.__kwdefaults__ = own.__kwdefaults__
@@ -163,7 +163,7 @@ def _with_ours(own: FunctionType, name: str, function: Callable[..., Any]) -> Ca
 def _named(
     function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> dict[str, Any] | None:
-    """The arguments by their names; None where `function` does not take them."""
+    """Return the arguments by name, or None if `function` does not accept them."""
     try:
         return signature(function).bind(*args, **kwargs).arguments
     except TypeError:
@@ -171,7 +171,7 @@ def _named(
 
 
 def _attended(named: dict[str, Any] | None) -> Tensor | None:
-    """What the op gives [B, Q, H * D]; None for a call that it cannot do."""
+    """Return the output of the op [B, Q, H * D], or None for a call that it does not support."""
     if named is None:
         return None
     value, points, weights = (named[name] for name in (_VALUE, _POINTS, _WEIGHTS))
@@ -203,7 +203,7 @@ def _attended(named: dict[str, Any] | None) -> Tensor | None:
 
 
 def _is_attention(names: tuple[str, ...], own: Callable[[dict[str, Any]], Any]) -> bool:
-    """Whether a function of arguments with these names gives what the op gives, for points inside of two images and outside."""
+    """Return whether a function of arguments with these names agrees with the op, for points inside of two images and outside."""
     known = {_VALUE, _POINTS, _WEIGHTS, *_SHAPES, _COUNTS, _METHOD, *_OTHERS}
     shapes = [name for name in _SHAPES if name in names]
     if not shapes or not {_VALUE, _POINTS, _WEIGHTS} <= set(names) <= known:

@@ -1,4 +1,5 @@
-"""Our attention behind transformers' attention interface, under the name `hf_cpu_accel`; masks.py has the masks."""
+"""Attention of this package behind the attention interface of transformers, under the name `hf_cpu_accel`; masks.py has the
+masks."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ _UNSUPPORTED = ("softcap", "s_aux", "cache", "head_mask", "output_attentions")
 
 
 def register() -> None:
-    """Make the name known to transformers. It has no effect on models whose config does not use it."""
+    """Register the name with transformers. It has no effect on models whose config does not use it."""
     from transformers import AttentionInterface, AttentionMaskInterface
 
     AttentionInterface.register(NATIVE_ATTENTION, attention_forward)
@@ -42,7 +43,8 @@ def attention_forward(
     position_bias: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """The signature of transformers' `sdpa_attention_forward`, which also serves whatever our op does not.
+    """Compute attention with the signature of transformers' `sdpa_attention_forward`, which serves all calls that the op does
+    not support.
 
     Args:
         query, key, value: [B, H, L, D]; fewer key and value heads than query heads are grouped.
@@ -50,7 +52,7 @@ def attention_forward(
         position_bias: [1 or B, H, Lq, Lk], added to the scores (T5).
 
     Returns:
-        [B, Lq, H, D] and None, since attention weights are never made.
+        [B, Lq, H, D] and None, since attention weights are never computed.
     """
     if is_step(kwargs):  # of continuous batching: what to attend to follows from the lengths
         return paged_attention_forward(module, query, key, value, scaling, kwargs), None
@@ -79,7 +81,7 @@ def attention_forward(
 
 
 def _wants_more(query: Tensor, key: Tensor, value: Tensor, kwargs: dict[str, Any]) -> bool:
-    """Whether something is asked for that the op does not do: gradients, other dtypes, broadcast batches, extras."""
+    """Return whether the call needs more than the op supports: gradients, other dtypes, broadcast batches, extras."""
     if query.dtype not in (torch.float32, torch.bfloat16) or query.shape[0] != key.shape[0]:
         return True
     if wants_derivative(query, key, value):
@@ -89,7 +91,7 @@ def _wants_more(query: Tensor, key: Tensor, value: Tensor, kwargs: dict[str, Any
 
 
 def _with_bias(bias: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
-    """One additive mask from a position bias and what else may not be attended to."""
+    """Return one additive mask from a position bias and the other masks."""
     lowest = torch.finfo(bias.dtype).min
     if mask is None and causal:
         mask = torch.ones(bias.shape[-2:], dtype=torch.bool).tril()

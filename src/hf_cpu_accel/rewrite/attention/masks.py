@@ -1,4 +1,5 @@
-"""Masks behind transformers' mask interface: causality, windows and padding as what they say, made only where they are read."""
+"""Masks behind the mask interface of transformers: causality, windows and padding as objects, whose tensors are created only
+when read."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ def attention_mask(
     use_vmap: bool = False,
     **kwargs: Any,
 ) -> Tensor | None:
-    """transformers' `sdpa_mask`, except that causality, a window and padding are made only where they are read.
+    """Return the mask of transformers' `sdpa_mask`, except that tensors for causality, a window and padding are created only
+    when read.
 
     Padding alone is a view of the padding mask; see `CausalMask` for the masks of decoders, `WindowMask` for those of encoders.
 
@@ -36,8 +38,7 @@ def attention_mask(
         attention_mask: bool [batch_size, number of tokens], True where there is a token, or None.
 
     Returns:
-        bool [batch_size, 1, q_length, kv_length], True where to attend, or None if there is nothing to mask beyond what
-        `is_causal` says.
+        bool [batch_size, 1, q_length, kv_length], True where to attend, or None if `is_causal` covers the whole mask.
     """
     only_padding = (
         allow_is_bidirectional_skip
@@ -101,16 +102,16 @@ def attention_mask(
 
 
 def batch_padding(mask: Tensor) -> Tensor | None:
-    """bool [B, L] if `mask` was made here from nothing but the padding of the batch: False stands for no token.
+    """Return bool [B, L], False at padding, if `mask` was created here from the padding of the batch alone, or None.
 
-    A mask of other origin never counts, even if it looks the same: keys that are hidden from all may still ask.
+    A mask of other origin never counts, even if its values are equal: keys that are hidden from all may still be queries.
     """
     padding: Tensor | None = getattr(mask, _PADDING, None)
     return padding
 
 
 def as_key_padding(mask: Tensor, batch_size: int) -> Tensor:
-    """[B, Lk] where `mask` [B, 1, Lq, Lk] says the same for all queries, so that padded keys are skipped."""
+    """Return [B, Lk] if `mask` [B, 1, Lq, Lk] is equal for all queries, so that padded keys are skipped, else `mask`."""
     if mask.dim() != 4:
         return mask
     same_for_heads = mask.shape[1] == 1 or mask.stride(1) == 0
@@ -121,7 +122,7 @@ def as_key_padding(mask: Tensor, batch_size: int) -> Tensor:
 
 
 def _is_causal(mask_function: Callable[..., Any] | None, window: int | None) -> bool:
-    """Whether that is causality, within the window if there is one, and nothing else."""
+    """Return whether the function is causality, within the window if there is one, and nothing else."""
     if window is None:
         return mask_function is plain_causal()
     return mask_function is not None and is_sliding_causal(mask_function, window)

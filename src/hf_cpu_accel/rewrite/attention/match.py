@@ -1,4 +1,4 @@
-"""Attention modules that dispatch through transformers' attention interface get our attention by a copied config."""
+"""Give attention modules that use the attention interface of transformers the attention of this package, by a copied config."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _FIELDS = frozenset({_IMPLEMENTATION, "_attn_implementation"})
 
 
 class AlsoSdpa(str):
-    """The name of our attention for models that ask whether theirs is "sdpa", and compute something else if not."""
+    """The name of this package's attention for models that check for "sdpa", and compute something else otherwise."""
 
     __slots__ = ()
     __hash__ = str.__hash__
@@ -42,7 +42,7 @@ class AlsoSdpa(str):
 
 @dataclass(frozen=True)
 class SwappedConfig(SwappedAttribute):
-    """A config with our attention in it. Where it is unpickled, the name has to be made known to transformers again."""
+    """A change: a config with this package's attention. After unpickling, the name is registered with transformers again."""
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         from hf_cpu_accel.rewrite.attention.interface import register
@@ -52,10 +52,10 @@ class SwappedConfig(SwappedAttribute):
 
 
 class AttentionRule:
-    """Swaps no module: the implementation is a field of the model's config, which may be shared with other models.
+    """Swap configs instead of modules: the implementation is a field of the model's config, which other models may share.
 
-    So the modules of the accelerated model get copies of their configs, alike where they shared one, and the originals
-    come back with `restore`. Only `"sdpa"` is replaced: eager attention may have been chosen for its attention weights.
+    So the modules of the accelerated model get copies of their configs, one copy for each shared one, and `restore` sets the
+    originals again. Only `"sdpa"` is replaced: eager attention may have been chosen for its attention weights.
     """
 
     name = "attention"
@@ -91,7 +91,7 @@ def _item(path: str) -> PlanItem:
 
 
 def dispatches(module: nn.Module) -> bool:
-    """Whether the forward of `module` asks transformers' `ALL_ATTENTION_FUNCTIONS` for its attention."""
+    """Return whether the forward of `module` uses transformers' `ALL_ATTENTION_FUNCTIONS`."""
     if not pretrained_models() or isinstance(module, torch.jit.ScriptModule):
         return False
     code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
@@ -99,7 +99,8 @@ def dispatches(module: nn.Module) -> bool:
 
 
 def _asks_for_name(root: nn.Module) -> bool:
-    """Whether a method of a module in there compares the implementation with "sdpa", as sparse attention of DeepSeek-V3.2 does."""
+    """Return whether a method of a module in `root` compares the implementation with "sdpa", as sparse attention of
+    DeepSeek-V3.2 does."""
     classes = {cls for module in root.modules() for cls in type(module).__mro__}
     return any(_compares(cls) for cls in classes if cls.__module__.startswith("transformers.models."))
 
@@ -131,7 +132,7 @@ def _unsupported_reason(module: nn.Module, path: str, context: Context) -> str |
 
 
 def _verify(module: nn.Module) -> str | None:
-    """Our attention function against transformers' on padded input, with the head size of `module`."""
+    """Return the difference of attention from that of transformers on padded input, with the head size of `module`, or None."""
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
     from hf_cpu_accel.rewrite.attention.interface import attention_forward
@@ -151,7 +152,7 @@ def _verify(module: nn.Module) -> str | None:
 
 
 def _copy_configs(root: nn.Module, target: Any) -> list[tuple[Any, Any]]:
-    """Copies of all configs that hold `target` or are it, as (original, copy) pairs, refering to one another."""
+    """Return copies of all configs that hold `target` or are it, as (original, copy) pairs that refer to one another."""
     from transformers import PreTrainedConfig
 
     found: dict[int, Any] = {}

@@ -1,4 +1,4 @@
-"""`PackedMultiheadAttention`: what stands in for an `nn.MultiheadAttention`."""
+"""`PackedMultiheadAttention`, the replacement of an `nn.MultiheadAttention`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _ARGUMENTS = (
 
 
 class _Projection(LazyWeight):
-    """A kind of tensor that asks to be asked: torch's encoder layers then call their parts instead of reading their weights."""
+    """A tensor subclass that makes torch's encoder layers call their parts instead of reading their weights."""
 
     @classmethod
     def __torch_function__(
@@ -35,21 +35,21 @@ class _Projection(LazyWeight):
 
 
 class PackedMultiheadAttention(FusedModuleMixin):
-    """Mixed into the class of the original: its attributes, its bias and its `out_proj`, which is packed as well, are there.
+    """Mixed into the class of the original; it has its attributes, its bias and its `out_proj`, which is packed as well.
 
-    query [B, L, E], key and value [B, S, E], or as `batch_first=False` and unbatched inputs have them -> output as the query, and
-    weights [B, L, S] averaged over the heads, [B, heads, L, S], or None.
+    query [B, L, E], key and value [B, S, E], or in the layout of `batch_first=False` and unbatched inputs -> output as the
+    query, and weights [B, L, S] averaged over the heads, [B, heads, L, S], or None.
 
-    As in `PackedLinear` the packed weight is neither parameter nor buffer: under its name `state_dict()` gives dequantized values,
-    and so does reading the attribute.
+    As in `PackedLinear` the packed weight is neither parameter nor buffer: under its name `state_dict()` and the attribute have
+    dequantized values.
 
     Attributes:
         group: the weight of queries, keys and values as three members.
-        config: how attention is computed.
-        weight_dtype: dtype that the weight has for the outside; follows `model.to(dtype)`.
-        kept: the original weight, with `originals="memory"`. No parameter: torch's encoder layers would read it instead of calling
-            this module.
-        rule: the name of the rule that put it in place.
+        config: the settings of attention.
+        weight_dtype: dtype of the weight for other code; follows `model.to(dtype)`.
+        kept: the original weight, with `originals="memory"`. It is no parameter: torch's encoder layers would read it instead of
+            calling this module.
+        rule: the name of the rule that created it.
     """
 
     group: ProjectionGroup
@@ -97,7 +97,7 @@ class PackedMultiheadAttention(FusedModuleMixin):
         )
 
     def _masks_fit(self, given: dict[str, Any], query: Tensor, key: Tensor) -> bool:
-        """Whether masks are of the shapes and dtypes that torch takes, which else says what is wrong with them."""
+        """Return whether masks have shapes and dtypes that torch supports; otherwise torch raises the error."""
         tokens = 1 if query.dim() == 3 and self.batch_first else 0
         q_len, kv_len = query.shape[tokens], key.shape[tokens]
         batch = query.shape[1 - tokens] if query.dim() == 3 else 1
@@ -138,7 +138,7 @@ class PackedMultiheadAttention(FusedModuleMixin):
         return output.transpose(0, 1) if turned else output, weights
 
     def _projected(self, states: list[Tensor], single: bool, turned: bool) -> list[Tensor]:
-        """Queries, keys and values [B, heads, tokens, head_dim]; those of one tensor in one product."""
+        """Return queries, keys and values [B, heads, tokens, head_dim]; those of one tensor in one product."""
         query, key, value = states
         if query is key and key is value:
             made = self._run(_QUERY, _VALUE, query, single, turned)
@@ -157,7 +157,7 @@ class PackedMultiheadAttention(FusedModuleMixin):
         return [part.unflatten(-1, (heads, -1)).transpose(1, 2) for part in made]
 
     def _run(self, first: int, last: int, states: Tensor, single: bool, turned: bool) -> list[Tensor]:
-        """[B, tokens, E] each."""
+        """Return the members' outputs, [B, tokens, E] each."""
         states = states[None] if single else states.transpose(0, 1) if turned else states
         output = self.group.route(first, last)(states)
         return [output] if first == last else list(output)
@@ -165,7 +165,7 @@ class PackedMultiheadAttention(FusedModuleMixin):
     def _mask(
         self, attn_mask: Tensor | None, key_padding_mask: Tensor | None, query: Tensor, kv_len: int
     ) -> Tensor | None:
-        """What hides keys, as attention takes it: True for those that are seen, or numbers to add."""
+        """Return the mask of keys for attention: True for visible ones, or numbers to add."""
         batch, heads, q_len, _ = query.shape
         parts = []
         if attn_mask is not None:
@@ -181,7 +181,7 @@ class PackedMultiheadAttention(FusedModuleMixin):
         return _additive_mask(one, query.dtype) + _additive_mask(other, query.dtype)
 
     def unpack(self) -> Tensor:
-        """The weight [3 * E, E]: the original where it is kept, else dequantized."""
+        """Return the weight [3 * E, E]: the original if it is kept, else dequantized."""
         if self.kept is not None:
             return self.kept.detach().to(self.weight_dtype)
         return unpacked(self.group.packed, self.group.permutation, self.weight_dtype)
@@ -192,7 +192,7 @@ class PackedMultiheadAttention(FusedModuleMixin):
         return self._weight(self._values)
 
     def whole_parameters(self) -> dict[str, Tensor | None]:
-        """Return the parameters under the names of the original's; a packed one is a `LazyWeight`, which keeps no values."""
+        """Return the parameters under their original names; a packed one is a `LazyWeight`, which stores no values."""
         return {WEIGHT: self._weight({}) if self.kept is None else self.kept, **self._parameters}
 
     def _weight(self, memo: dict[torch.dtype, Tensor]) -> LazyWeight:
@@ -222,18 +222,18 @@ class PackedMultiheadAttention(FusedModuleMixin):
 
 
 def biases_of(bias: Tensor | None) -> tuple[Tensor | None, ...]:
-    """Those of queries, keys and values, as views."""
+    """Return the biases of queries, keys and values, as views."""
     return (None, None, None) if bias is None else bias.detach().chunk(3)
 
 
 def _weights(query: Tensor, key: Tensor, mask: Tensor | None) -> Tensor:
-    """softmax(query . key / sqrt(head_dim)) [B, heads, L, S]."""
+    """Return softmax(query . key / sqrt(head_dim)) [B, heads, L, S]."""
     scores = (query * query.shape[-1] ** -0.5) @ key.transpose(-2, -1)
     return (scores if mask is None else scores + _additive_mask(mask, scores.dtype)).softmax(dim=-1)
 
 
 def _visible_keys(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """torch's masks of this module are True for what is hidden."""
+    """Return the mask inverted: torch's masks of this module are True for hidden keys."""
     if mask.dtype is torch.bool:
         return remember(mask, "seen", lambda: ~mask)
     return mask if mask.dtype is dtype else mask.to(dtype)

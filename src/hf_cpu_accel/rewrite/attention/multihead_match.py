@@ -1,4 +1,4 @@
-"""`nn.MultiheadAttention` becomes packed projections around our attention."""
+"""Pack the projections of `nn.MultiheadAttention` around this package's attention."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ STRUCTURE = "multi-head attention"
 
 
 class MultiheadAttentionRule:
-    """torch's own module, whose projections are a parameter of its own and a linear that it reads instead of calling it."""
+    """`nn.MultiheadAttention`, whose projections are a parameter of its own and a linear that it reads instead of calling it."""
 
     name = STRUCTURE
 

@@ -1,7 +1,7 @@
 """Attention of continuous batching: tokens of several sequences in one row, their keys in pages of transformers' cache.
 
-Before transformers 5.24 attention was given the cache, to append keys and values to. Since then layers call its `update`, which
-copies all keys out of the pages: `PagesInPlace` stands for it in layers of ours, so that their attention is given the cache again.
+Before transformers 5.24 attention got the cache, to append keys and values. Since then layers call its `update`, which copies
+all keys out of the pages. Fused layers get a `PagesInPlace` instead, so that their attention gets the cache again.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from hf_cpu_accel.ops.paged_attention import paged_attention
 
 
 class PagesInPlace:
-    """What a layer is given for transformers' paged cache: it leaves keys and values to our attention.
+    """Replaces transformers' paged cache for a layer, and leaves keys and values to this package's attention.
 
     Args:
         pages: a `PagedAttentionCache`.
@@ -27,7 +27,7 @@ class PagesInPlace:
     def update(
         self, key: Tensor, value: Tensor, layer_idx: int, kwargs: dict[str, Any]
     ) -> tuple[Tensor, Tensor]:
-        """As the cache's own, with nothing stored: `kwargs`, which go to attention, have the cache."""
+        """Return keys and values like the cache, without storing them: `kwargs`, which go to attention, get the cache."""
         kwargs["cache"] = self._pages
         return key, value
 
@@ -36,12 +36,12 @@ class PagesInPlace:
 
 
 def in_place(cache: Any) -> Any:
-    """`cache`, or if it is transformers' paged one, what leaves its keys where they are."""
+    """Return `cache`, or a `PagesInPlace` for transformers' paged cache."""
     return PagesInPlace(cache) if hasattr(cache, "layer_to_allocator") else cache
 
 
 def is_step(kwargs: dict[str, Any]) -> bool:
-    """Whether the arguments of a call of attention are those of a step of continuous batching (`PagedAttentionArgs`)."""
+    """Return whether the arguments of a call of attention are those of a step of continuous batching (`PagedAttentionArgs`)."""
     return "write_index" in kwargs and "cu_seq_lens_q" in kwargs
 
 
@@ -56,8 +56,8 @@ def paged_attention_forward(
     """Append the keys and values, and attend to all of each sequence.
 
     Args:
-        query, key, value: [1, heads, tokens, features] of all sequences, one behind the other.
-        steps: what transformers passes on for this step: sliding_window, cu_seq_lens_q, and by layer type or group cu_seq_lens_k,
+        query, key, value: [1, heads, tokens, features] of all sequences, one after the other.
+        steps: arguments of transformers for this step: sliding_window, cu_seq_lens_q, and by layer type or group cu_seq_lens_k,
             read_index and write_index (`PagedAttentionArgs`); and `cache`, a `PagedAttentionCache`. Without that the keys and
             values are those of whole sequences already, and cu_seq_lens_k is that of this layer.
 

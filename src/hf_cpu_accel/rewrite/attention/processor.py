@@ -1,8 +1,8 @@
-"""Attention modules of diffusers compute through a processor; what it asks torch for, our attention answers.
+"""Attention modules of diffusers compute through a processor, whose attention calls this package replaces.
 
-A processor is a plain object that the host exchanges at will: an IP-Adapter brings its own, a user sets one. What all of them have
-in common is the call to `scaled_dot_product_attention` (the `native` backend of `dispatch_attention_fn` is that call, too). So the
-module keeps its processor, and while its forward runs, that one function is ours.
+A processor is a plain object that the host may replace at any time: an IP-Adapter has its own, a user sets one. All of them call
+`scaled_dot_product_attention` (the `native` backend of `dispatch_attention_fn` is that call, too). So the module keeps its
+processor, and while its forward runs, that one function is replaced.
 """
 
 from __future__ import annotations
@@ -37,11 +37,12 @@ _ROUNDED = ("bfloat16", "int8", "int4")
 
 @dataclass(frozen=True)
 class AttentionConfig:
-    """How attention is computed.
+    """The settings of attention.
 
     Attributes:
-        bf16_intermediates: float32 over long sequences is computed in bfloat16, as other products of the model are, or in integers.
-        measured: torch serves where it is faster.
+        bf16_intermediates: whether float32 over long sequences is computed in bfloat16, as other products of the model are, or
+            in integers.
+        measured: whether torch serves where it is faster.
     """
 
     bf16_intermediates: bool = False
@@ -52,7 +53,7 @@ PLAIN = AttentionConfig()
 
 
 class OurAttention(AroundFunctions):
-    """While this mode is on, `scaled_dot_product_attention` is ours wherever it can be."""
+    """Mode in which `scaled_dot_product_attention` runs on this package's op where that supports the call."""
 
     def __init__(self, config: AttentionConfig) -> None:
         super().__init__(partial(_answer, config))  # no method: with a cycle, each call would leave garbage
@@ -65,9 +66,9 @@ def _answer(config: AttentionConfig, func: Any, args: tuple[Any, ...], kwargs: d
 
 
 def _has_other_modes() -> bool:
-    """Whether modes of other libraries are on around ours, such as that of guidance which skips attention scores.
+    """Return whether modes of other libraries are active, such as that of guidance which skips attention scores.
 
-    torch asks the inner mode first, which is ours. A default device is a mode, too, and has no answer of its own.
+    torch calls the inner mode first, which is this package's. A default device is a mode, too, and changes nothing here.
     """
     modes: list[Any] = getattr(torch.overrides, "_get_current_function_mode_stack", list)()
     return any(not isinstance(mode, OurAttention | DeviceContext) for mode in modes)
@@ -85,12 +86,12 @@ def dot_product_attention(
     *,
     config: AttentionConfig = PLAIN,
 ) -> Tensor:
-    """`torch.nn.functional.scaled_dot_product_attention`, which also serves whatever our op does not.
+    """Compute `torch.nn.functional.scaled_dot_product_attention`, which serves all calls that the op does not support.
 
     Args:
         query, key, value: [B, H, L, D].
         attn_mask: None, or bool (True = attend) or float (added), broadcastable to [B, H, Lq, Lk].
-        is_causal: aligned to the first key, as torch does it.
+        is_causal: aligned to the first key, as in torch.
 
     Returns:
         [B, H, Lq, Dv], a view of [B, Lq, H, Dv].
@@ -126,7 +127,7 @@ def dot_product_attention(
 
 
 class ProcessorForward(InnerForward):
-    """The forward of an attention module, with our attention in place of torch's."""
+    """The forward of an attention module, with this package's attention in place of torch's."""
 
     def __init__(self, module: nn.Module, config: AttentionConfig) -> None:
         super().__init__(module)
@@ -142,7 +143,7 @@ class ProcessorForward(InnerForward):
 
 
 class ProcessorAttentionRule:
-    """Swaps no module: a forward of ours is called for the class's, see `inner_forward`, and goes away with `restore`."""
+    """Swap no module: a forward of this package runs in place of the class's, see `inner_forward`, and is removed by `restore`."""
 
     name = "processor attention"
 
@@ -165,7 +166,7 @@ class ProcessorAttentionRule:
 
 
 def _has_processor(module: nn.Module) -> bool:
-    """Whether the forward of `module` leaves the work to `module.processor`."""
+    """Return whether the forward of `module` calls `module.processor`."""
     code = getattr(type(module).forward, "__code__", None)
     return code is not None and "processor" in code.co_names and callable(getattr(module, "processor", None))
 
@@ -183,7 +184,7 @@ def _unsupported_reason(module: nn.Module, path: str, context: Context) -> str |
 
 
 def _verify(module: nn.Module) -> str | None:
-    """Our function against torch's, with the head size of `module`."""
+    """Return the difference of attention from torch's, with the head size of `module`, or None."""
     width, heads = (getattr(module, name, None) for name in ("inner_dim", "heads"))
     head_dim = width // heads if isinstance(width, int) and isinstance(heads, int) and heads else 64
     generator = torch.Generator().manual_seed(0)

@@ -1,6 +1,5 @@
 """Attention within a window around each token, and to and from a few global tokens (Longformer and LED; Beltagy et al. 2020,
-arXiv:2004.05150, section 3.1): in one op what hosts compute by chunks, whose scores they shift into diagonals and back.
-"""
+arXiv:2004.05150, section 3.1): one op instead of chunks, whose scores hosts shift into diagonals and back."""
 
 from __future__ import annotations
 
@@ -37,9 +36,10 @@ _WEIGHTS = "output_attentions"
 
 @dataclass(frozen=True)
 class _GlobalTokens:
-    """
+    """The global tokens of a batch.
+
     Attributes:
-        places: int64 [B, G], where the global tokens of each text are.
+        places: int64 [B, G], the positions of the global tokens of each text.
         exist: bool [B, G]; a text may have fewer than another.
     """
 
@@ -48,7 +48,8 @@ class _GlobalTokens:
 
     @classmethod
     def of(cls, is_global: Tensor) -> _GlobalTokens:
-        """
+        """Return the global tokens.
+
         Args:
             is_global: bool [B, L].
         """
@@ -58,13 +59,13 @@ class _GlobalTokens:
         return cls(places, torch.arange(most) < counts[:, None])
 
     def of_them(self, states: Tensor) -> Tensor:
-        """[B, G, N] of [B, L, N]."""
+        """Return [B, G, N] of [B, L, N]."""
         return states[torch.arange(len(states))[:, None], self.places]
 
 
 class FusedSlidingWindowAttention(FusedModuleMixin):
-    """Mixed into the host's class. hidden_states [B, L, D], float masks [B, L] (0: in the window, less: padding, more: global),
-    the same as two bool masks [B, L], and whether there are global tokens -> ([B, L, D],)."""
+    """Mixed into the host's class. hidden_states [B, L, D], float masks [B, L] (0: in the window, negative: padding, positive:
+    global), the same as two bool masks [B, L], and whether there are global tokens -> ([B, L, D],)."""
 
     _followed = _NUMBERS
 
@@ -84,7 +85,7 @@ class FusedSlidingWindowAttention(FusedModuleMixin):
         return Reference(args, kwargs) if self._supported_arguments(args, kwargs) is not None else None
 
     def _supported_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any] | None:
-        """The arguments in order; None for a call that is not fused."""
+        """Return the arguments in order, or None for a call that is not fused."""
         named = dict(zip((*_ARGUMENTS, _WEIGHTS), args, strict=False)) | kwargs
         if self.is_watched or torch.compiler.is_compiling() or torch.jit.is_tracing():
             return None
@@ -119,20 +120,20 @@ class FusedSlidingWindowAttention(FusedModuleMixin):
         return context
 
     def _heads(self, name: str, states: Tensor) -> Tensor:
-        """[B, L, heads, head_dim]."""
+        """Return [B, L, heads, head_dim]."""
         projected: Tensor = ordinary(self._modules[name](states))  # type: ignore[misc]
         return projected.unflatten(-1, (self.num_heads, self.head_dim))
 
 
 def fuse_sliding_windows(context: Context) -> list[PlanItem]:
-    """Fuse all attention of this kind in the model. To be called when the linears are packed."""
+    """Fuse all attention of this kind in the model. Call it after linears are packed."""
     return fuse_each(context, STRUCTURE, _match_sliding_window, lambda fused, path: ("attention", "float32"))
 
 
 def _match_sliding_window(
     module: nn.Module, path: str, context: Context
 ) -> FusedSlidingWindowAttention | Refusal | None:
-    """None if it is something else."""
+    """Return the fused module, or None if the module is of another kind."""
     if isinstance(module, FusedModuleMixin) or not set(module._modules).issuperset((*_LOCAL, *_GLOBAL)):
         return None
     if parameter_names(module.forward) != (*_ARGUMENTS, _WEIGHTS):
@@ -149,7 +150,7 @@ def _match_sliding_window(
 
 
 def _computes_alike(module: nn.Module) -> bool:
-    """Whether the fused forward gives what the own one does, in a window of two tokens, with global tokens and without."""
+    """Return whether the fused forward agrees with the own one, in a window of two tokens, with global tokens and without."""
     packed = {m.packed_dtype for m in module.modules() if isinstance(m, PackedModule)}
     quantizes = not packed.isdisjoint(QUANTIZED)
     shadow = Shadow(module)

@@ -1,1 +1,1 @@
-"""Attention with a cache of keys and values, in layers that the op for decoder layers does not know."""
+"""Attention with a KV cache, in layers that the op for decoder layers does not support."""

@@ -1,4 +1,4 @@
-"""`CachedAttention`: projections, norms and rotation of heads, cache and attention as an op each."""
+"""`CachedAttention`: projections, norms and rotation of heads, cache and attention, one op each."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _KNOWN = frozenset({"attention_mask", "cache", "position_embeddings", "position_
 
 
 class CachedAttention(FusedMixer):
-    """See `FusedMixer`. Its own forward serves arguments that it does not know, too."""
+    """See `FusedMixer`. Its own forward also serves unknown arguments."""
 
     _parts: CachedParts
 
@@ -65,7 +65,7 @@ class CachedAttention(FusedMixer):
         return context.flatten(2)
 
     def _placed(self, heads: Tensor, which: int, tables: Any) -> Tensor:
-        """Queries or keys [B, L, H, D], normed and at their positions."""
+        """Return queries or keys [B, L, H, D], normalized and rotated."""
         parts = self._parts
         norm: Any = self._modules[parts.norms[which]] if parts.norms else None
         if norm is not None and parts.norms_first:

@@ -1,4 +1,4 @@
-"""Finds attention with a cache in layers that are not fused, and fuses it and its layers."""
+"""Find attention with a cache in layers that are not fused, and fuse it and its layers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ STRUCTURE = "cached attention"
 
 
 def fuse_cached_attention(context: Context) -> list[PlanItem]:
-    """Fuse all such attention. To be called when layers that one op knows are fused."""
+    """Fuse all such attention. Call it after layers that one op supports are fused."""
     fused = [item.name for item in context.items if item.structure in LAYERS and item.reason is None]
 
     def look(module: nn.Module, path: str, context: Context) -> CachedAttention | Refusal | None:
@@ -39,7 +39,7 @@ def fuse_cached_attention(context: Context) -> list[PlanItem]:
 
 
 def fuse_cached_layers(context: Context) -> list[PlanItem]:
-    """Fuse every layer of the model that has such attention. To be called when that is fused."""
+    """Fuse every layer of the model that has such attention. Call it after that is fused."""
     return fuse_mixer_layers(context, CachedAttention, "cached layer", lambda _: "attention")
 
 

@@ -1,6 +1,6 @@
-"""What attention with a cache of keys and values is made of.
+"""Parts of attention with a KV cache.
 
-Hosts call the parts by the names of Llama's and Qwen's. A name only suggests what a part does: `match` compares what comes out.
+Hosts name the parts as in Llama and Qwen. A name only suggests a part: `match` compares the outputs.
 """
 
 from __future__ import annotations
@@ -33,9 +33,10 @@ class CachedParts:
         norms: the names of those of query and key heads, or None.
         norms_first: whether they come before the rotation.
         turned: features of a head that are rotated, 0 for none.
-        forward: whether they turn as Llama's do; else the other way (nanochat).
-        own_tables: whether the module makes the tables itself, of positions.
-        gate: the name of a linear by whose sigmoid what attention gives is multiplied, a factor for each head or feature; or None.
+        forward: whether they rotate as in Llama; else the other way (nanochat).
+        own_tables: whether the module computes the tables itself, from positions.
+        gate: the name of a linear by whose sigmoid the output of attention is multiplied, a factor for each head or feature;
+            or None.
     """
 
     output: str
@@ -49,13 +50,13 @@ class CachedParts:
     gate: str | None
 
     def takes(self, tables: Any) -> bool:
-        """Whether heads can be turned by what a host hands to the module."""
+        """Return whether heads can be rotated by the tables that a host passes to the module."""
         return (
             not self.turned or self.own_tables or (tables is not None and tables[0].shape[-1] == self.turned)
         )
 
     def turn(self, x: Tensor, tables: tuple[Tensor, Tensor] | None) -> Tensor:
-        """x [B, L, H, D]."""
+        """Rotate x [B, L, H, D]."""
         if not self.turned:
             return x
         assert tables is not None
@@ -64,7 +65,7 @@ class CachedParts:
         return turned if self.turned == x.shape[-1] else torch.cat((turned, x[..., self.turned :]), dim=-1)
 
     def example_tables(self, first: int, count: int, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
-        """Tables of any angles for positions [first, first + count), as a host hands them to a layer."""
+        """Return tables of random angles for positions [first, first + count), in the form of the host."""
         if self.own_tables:
             return None
         size = (1, count, (self.turned or self.head_dim) // 2)
@@ -74,7 +75,7 @@ class CachedParts:
 
 
 def candidates(module: Any) -> Iterator[CachedParts]:
-    """What `module` may be, if it is called as attention with a cache of keys and values is; else none."""
+    """Yield the possible parts of `module`, if it has the arguments of attention with a KV cache."""
     names = module._modules
     output = next((path for path in _OUTPUTS if _is_packed(module, path)), None)
     head_dim = getattr(module, "head_dim", None)
@@ -98,7 +99,8 @@ def candidates(module: Any) -> Iterator[CachedParts]:
 
 
 def _widths(module: Any, head_dim: int) -> list[int]:
-    """How many features of a head may be rotated; first what the config says, as some modules take tables of any width."""
+    """Return the possible numbers of rotated features of a head; first the number in the config, since some modules accept
+    tables of any width."""
     config = getattr(module, "config", None)
     rope = getattr(config, "rope_parameters", None) or {}
     factors = (rope.get("partial_rotary_factor"), getattr(config, "partial_rotary_factor", None))

@@ -1,1 +1,1 @@
-"""Rounding weights for examples: forwards of the original model, linear by linear, and what each is rounded to."""
+"""Round weights for calibration examples: run forwards of the original model, linear by linear, and round each."""

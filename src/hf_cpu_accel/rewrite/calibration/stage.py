@@ -1,4 +1,4 @@
-"""The stage that rounds four-bit weights for the examples of the user, one linear after another."""
+"""The stage that rounds four-bit weights for the calibration examples, one linear after another."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _DAMPINGS = (DAMPING, 10 * DAMPING, 100 * DAMPING)
 
 
 def calibrate(context: Context) -> Iterable[PlanItem]:
-    """Round what is to be packed in four bits so that the outputs for `context.calibration` change least.
+    """Round int4 weights so that the outputs for `context.calibration` change least.
 
-    Each linear is rounded for what the layers ahead of it give when they are rounded already.
+    Each linear is rounded for the outputs of earlier layers with rounded weights.
 
     Raises:
-        ValueError: an example that the model does not take, or no linear that it reaches.
+        ValueError: the model rejects an example, or the examples reach no linear.
     """
     if not context.calibration or context.static:
         return ()
@@ -49,7 +49,7 @@ def calibrate(context: Context) -> Iterable[PlanItem]:
 
 
 class _Rounding:
-    """Called with each linear and what it is given; has it compute with its rounded weight from there on."""
+    """Round each linear for its inputs, and make it compute with its rounded weight from then on."""
 
     def __init__(
         self, context: Context, examples: list[Example], linears: dict[nn.Module, nn.Linear], progress: Any
@@ -70,7 +70,7 @@ class _Rounding:
         return lambda input: packed_linear(input, packed, linear.bias)
 
     def _moments_of(self, inputs: dict[int, Tensor]) -> list[InputMoments]:
-        """By how much they are damped; those of the linear before where it was given the same (query, key and value)."""
+        """Return the input moments by damping; those of the previous linear if it had the same inputs (query, key and value)."""
         if self._stamps.keys() == inputs.keys() and all(
             self._stamps[number].holds(input) for number, input in inputs.items()
         ):
@@ -88,7 +88,7 @@ class _Rounding:
         return self._moments
 
     def _rounded(self, linear: nn.Linear, moments: list[InputMoments]) -> PackedWeight:
-        """Rounded for the examples as far as it stays close to the weight for other inputs, too."""
+        """Return the weight rounded for the examples, as far as it stays close to the original for other inputs, too."""
         weight, group = linear.weight.detach().float(), self._context.config.int4_group
         form = nearest_form(torch.cat(self._siblings[linear.weight.data_ptr()]), "int4", group)
         plain = pack_linear(weight, form, int4_group=group)
@@ -102,7 +102,7 @@ class _Rounding:
         return plain
 
     def note(self) -> str:
-        """What was done, for the plan."""
+        """Return the note for the plan."""
         kept, reached = self._context.calibrated, len(self._context.calibrated)
         note = f"calibrated on {self._rows} rows: {reached} of {len(self._linears)} int4 linears"
         missed = [linear for linear in self._linears.values() if kept.of([linear.weight]) is None]
@@ -116,7 +116,7 @@ class _Rounding:
 
 
 def _target(path: str, module: nn.Module, context: Context) -> nn.Linear | None:
-    """`module` as a linear, if that is to be packed in four bits."""
+    """Return `module` as a linear if it is to be packed as int4, or None."""
     linear = module if isinstance(module, nn.Linear) else as_linear(module)
     if linear is None or linear_refusal(linear, path, context) is not None:
         return None
@@ -124,7 +124,7 @@ def _target(path: str, module: nn.Module, context: Context) -> nn.Linear | None:
 
 
 def _siblings(linears: dict[nn.Module, nn.Linear], context: Context) -> dict[int, list[Tensor]]:
-    """By the address of each weight those which the rules put beside it, so that all get one form."""
+    """Return for the address of each weight the weights that the rules pack next to it, so that all get one form."""
     found: dict[int, list[Tensor]] = {}
     for parent in context.root.modules():
         alike: dict[int, list[Tensor]] = {}

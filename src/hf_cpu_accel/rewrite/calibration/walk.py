@@ -1,8 +1,8 @@
-"""Many forwards of one model side by side, which wait ahead of each linear until all have come there.
+"""Run many forwards of one model side by side, which wait at each linear until all have reached it.
 
-Each batch runs the host's own forward in a thread of its own, one of them at a time. At a linear it gives its input and waits, so
-that the linear sees the inputs of all batches at once, and decides what it computes from there on. What a forward holds while it
-waits are the activations that it still needs; nothing is computed twice, and nothing has to be known of the model.
+Each batch runs the host's own forward in its own thread, one of them at a time. At a linear it passes its input and waits. So
+the linear gets the inputs of all batches at once, and decides its computation from then on. A waiting forward holds only the
+activations that it still needs; nothing is computed twice, and no knowledge of the model is needed.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ Visit = Callable[[nn.Module, dict[int, Tensor]], Compute | None]
 
 
 def walk(calls: Sequence[Callable[[], Any]], modules: Sequence[nn.Module], visit: Visit) -> None:
-    """Run `calls`, forwards of one model, with a stop at the first call of each of `modules`; all end behind the last of these.
+    """Run `calls`, forwards of one model, with a stop at the first call of each of `modules`; all end after the last of these.
 
-    The model is as before afterwards, whatever is raised. The order is that in which the first call comes to the modules, and where
-    calls come to different ones, that at which most wait is next.
+    The model is unchanged afterward, even after an error. The order is that in which the first call reaches the modules; if
+    calls reach different ones, the module with most waiting calls is next.
 
     Args:
-        calls: without arguments, one for each batch.
+        calls: functions without arguments, one for each batch.
         modules: called with one tensor [..., in_features].
 
     Raises:
-        Exception: what a call or `visit` raises.
+        Exception: an error of a call or of `visit`.
     """
     left = {id(module) for module in modules}
     with ExitStack() as around:
@@ -57,14 +57,14 @@ def walk(calls: Sequence[Callable[[], Any]], modules: Sequence[nn.Module], visit
 
 
 class _Ended(BaseException):
-    """Unwinds a forward that is not needed any more."""
+    """Ends a forward that is not needed any more."""
 
 
 class _Batch:
     """A call in a thread, which runs only while `go_on` waits for it.
 
     Attributes:
-        module, input: where it waits, and what came there; None if it has ended.
+        module, input: the module where it waits, and its input; None after the end.
     """
 
     def __init__(self, call: Callable[[], Any]) -> None:
@@ -80,10 +80,10 @@ class _Batch:
         self._thread.start()
 
     def go_on(self) -> None:
-        """Let it run up to its next stop, or its end.
+        """Run the call up to its next stop, or its end.
 
         Raises:
-            Exception: what the call raised.
+            Exception: an error of the call.
         """
         self.module = self.input = None
         self._go.release()
@@ -98,7 +98,7 @@ class _Batch:
             self._thread.join()
 
     def wait_at(self, module: nn.Module, input: Tensor) -> None:
-        """Called by its own thread."""
+        """Wait at a module; called by the thread of the call."""
         self.module, self.input = module, input
         self._stopped.release()
         self._go.acquire()
@@ -121,7 +121,7 @@ _current = threading.local()
 
 
 class _StandIn:
-    """The forward of a module for the time of a walk."""
+    """The forward of a module during a walk."""
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module

@@ -1,1 +1,1 @@
-"""Convolutions, residual blocks and ConvNeXt's blocks."""
+"""Convolutions, residual blocks and ConvNeXt blocks."""

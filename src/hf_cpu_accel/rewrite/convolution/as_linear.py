@@ -1,4 +1,4 @@
-"""Convolutions that are linears over a view of their input: patches and pixels of images and video, and convolutions over time."""
+"""Convolutions as linears over a view of their input: patches and pixels of images and video, and 1-d convolutions."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ OVER_TIME = "conv1d as linear"
 
 
 class LinearConvolution(DeferringConvolution, PackedLinear):
-    """A convolution as the linear that it is: [B, C, *sizes] -> [B, out_channels, *sizes'].
+    """A convolution as a linear: [B, C, *sizes] -> [B, out_channels, *sizes'].
 
-    Its input is seen as rows of what the kernel covers in one place. The output is a view with the channels last in memory, as the
-    next such layer reads it.
+    Each row of its input has the values that the kernel covers in one place. The output is a view with channels last in memory,
+    which the next convolution of this kind reads without a copy.
 
     Attributes:
-        padding: zeros on either side of the input, per dimension, also where the convolution told them in words.
+        padding: zeros on either side of the input, per dimension, also if the convolution has `padding="same"`.
     """
 
     def __init__(
@@ -130,24 +130,24 @@ class LinearConvolution(DeferringConvolution, PackedLinear):
         return input.shape[0], self.out_channels, *sizes
 
     def _reads_rows(self, input: Tensor) -> bool:
-        """Whether the input, its channels last, is the rows of the linear; video with its channels first is not turned."""
+        """Return whether the input, with channels last, is the rows of the linear. Video with channels first is not transposed."""
         return not self._reads_pixels or len(self.kernel_size) == 2 or input.stride(1) == 1
 
     def _as_eager(self, input: Tensor) -> Tensor:
-        """With the weight unpacked once."""
+        """Run the convolution with the weight unpacked once."""
         weight = self.weight.to(input.dtype)
         bias = None if self.bias is None else self.bias.to(input.dtype)
         convolve = functional.conv2d if len(self.kernel_size) == 2 else functional.conv3d
         return convolve(input, weight, bias, self.stride)
 
     def _times(self, input: Tensor) -> Tensor:
-        """[B, C, L] -> [B, L', kernel * C]: a view, in which rows overlap, of the input with its channels last."""
+        """Return a view [B, L', kernel * C] of [B, C, L], whose rows overlap, over the input with channels last."""
         (size,), (step,), (margin,) = self.kernel_size, self.stride, self.padding
         return rows_of_channels(input, margin, margin).unfold(1, size, step).transpose(2, 3).flatten(2)
 
     def _from_taps(self, input: Tensor) -> Tensor:
-        """[B, C, L] -> [B, 1, L']: a product for each step of the kernel, then their sum. For a product of one feature rows that
-        overlap would be copied."""
+        """Compute [B, C, L] -> [B, 1, L'] as a product for each step of the kernel, and their sum. A product with one output
+        feature would copy overlapping rows."""
         (size,), (margin,) = self.kernel_size, self.padding
         taps = rows_of_channels(input, margin, margin) @ self.weight[0].float()
         length = taps.shape[1] - size + 1
@@ -158,16 +158,17 @@ class LinearConvolution(DeferringConvolution, PackedLinear):
         return output[:, None]
 
     def _patches(self, input: Tensor) -> Tensor:
-        """[B, C, *sizes] -> [B, *sizes', C * kernel]: one copy of the input, in the order of the weight."""
+        """Return [B, *sizes', C * kernel] of [B, C, *sizes]: one copy of the input, in the order of the weight."""
         dimensions = len(self.kernel_size)
         for dimension, (size, step) in enumerate(zip(self.kernel_size, self.stride, strict=True), start=2):
             input = input.unfold(dimension, size, step)
         return input.movedim(1, dimensions + 1).flatten(dimensions + 1)
 
     def _check(self, input: Tensor) -> None:
-        """
+        """Check the shape and dtype of an input.
+
         Raises:
-            RuntimeError: what the convolution would not take either.
+            RuntimeError: the convolution does not support them either.
         """
         sizes = input.shape[2:]
         fits = input.dim() == len(self.kernel_size) + 2 and input.shape[1] == self.in_channels
@@ -200,8 +201,8 @@ class LinearConvolution(DeferringConvolution, PackedLinear):
 
 
 class ConvolutionLinearRule:
-    """`nn.Conv2d` and `nn.Conv3d` that cut their input into patches (ViT) or pixels, and `nn.Conv1d` where our linear is faster
-    than oneDNN's convolution."""
+    """`nn.Conv2d` and `nn.Conv3d` on patches (ViT) or pixels, and `nn.Conv1d` where a linear is faster than oneDNN's
+    convolution."""
 
     name = "convolution as linear"
 
@@ -274,7 +275,8 @@ def _cuts_patches(module: nn.Module) -> bool:
 
 
 def _is_pointwise(module: nn.Module) -> bool:
-    """Of one pixel each. oneDNN takes fifty times as long for some where the image is smaller than its layout was made for."""
+    """Return whether the kernel covers one pixel. oneDNN takes fifty times as long for some if the image is smaller than its
+    layout expects."""
     assert isinstance(module, nn.Conv2d | nn.Conv3d)
     return all(size == 1 for size in module.kernel_size)
 
@@ -287,7 +289,8 @@ def _is_over_time(module: nn.Conv1d) -> bool:
 
 
 def _gains_over_time(dtype: str) -> bool:
-    """oneDNN's own takes 32-bit numbers as fast; and elsewhere its input would be turned for nothing."""
+    """Return whether a linear is faster for 1-d convolutions. In float32 oneDNN is as fast, and elsewhere its input would be
+    transposed for nothing."""
     return dtype == "int8" or (dtype == "bfloat16" and hardware.native_bf16_is_fast())
 
 
@@ -296,7 +299,8 @@ def _is_dense(module: Convolution) -> bool:
 
 
 def _weight_dtype(module: Convolution, match: Match, context: Context) -> str:
-    """As that of a linear; but patches of the image itself, and those that are cut once, are not rounded to integers."""
+    """Return the dtype of the weight, as for a linear. Patches of the image itself, which are cut once, are not rounded to
+    integers."""
     if match.data == OVER_TIME and module.in_channels >= MIN_OUT_FEATURES and not gives_sound(module):
         return context.dtype_at(match.path)
     alike = nn.Linear(module.weight[0].numel(), MIN_OUT_FEATURES, device="meta")

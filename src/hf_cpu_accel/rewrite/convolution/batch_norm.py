@@ -1,4 +1,4 @@
-"""Which batch norm follows which convolution, seen in what their parent does with an image; the two are then packed together."""
+"""Find the batch norm that follows each convolution, from a call of their parent with an image, and pack the two together."""
 
 from __future__ import annotations
 
@@ -26,10 +26,9 @@ _MOST_AROUND = 2
 
 
 class BatchNormRule:
-    """Parents of convolutions and of norms with fixed statistics, whichever classes these are of.
+    """Parents of convolutions and of norms with fixed statistics, of any class.
 
-    Each convolution whose output goes through one such norm, and nowhere else, is packed with it by the first of `rules` that
-    takes it.
+    Each convolution whose output goes only through one such norm is packed with it, by the first of `rules` that matches it.
     """
 
     name = "batch norm"
@@ -86,11 +85,11 @@ def followers(
     norms: Sequence[nn.Module],
     around: Sequence[nn.Module] = (),
 ) -> list[tuple[nn.Module, nn.Module]]:
-    """The pairs (convolution, norm) of which each was called once when `parent` got an image, the norm on what the convolution gave
-    and nothing else.
+    """Return the pairs (convolution, norm) that were each called once when `parent` got an image, the norm only on the
+    convolution's output.
 
     Args:
-        around: modules that hold `parent`, for one that takes more than an image: the first that takes one calls it.
+        around: modules that contain `parent`, for a parent that needs more than an image: the first that accepts one calls it.
     """
     for root in (parent, *around):
         found = _followers_in(root, convolutions, norms)
@@ -102,7 +101,7 @@ def followers(
 def _followers_in(
     root: nn.Module, convolutions: Sequence[nn.Module], norms: Sequence[nn.Module]
 ) -> list[tuple[nn.Module, nn.Module]] | None:
-    """The pairs, as `root` calls them with an image; None if it takes none."""
+    """Return the pairs for a call of `root` with an image, or None if it does not accept one."""
     shadow = Shadow(root)
     inside = {id(module) for module in root.children()}
     of_root = [module for module in convolutions if id(module) in inside]
@@ -127,7 +126,7 @@ def _image_for(reader: Any, typical: Any, size: int) -> Tensor:
 
 
 def _around(module: nn.Module, context: Context) -> list[nn.Module]:
-    """The modules that hold `module`, from the inside outwards, but no whole model."""
+    """Return the modules that contain `module`, from the inside outward, without whole models."""
     found: list[nn.Module] = []
     while len(found) < _MOST_AROUND:
         parents = [parent for parent, _ in context.slots[id(module)]]
@@ -139,7 +138,7 @@ def _around(module: nn.Module, context: Context) -> list[nn.Module]:
 
 
 class _Output(LazyTensor):
-    """The output of a convolution; whoever reads it is noted."""
+    """The output of a convolution, which records its readers."""
 
     _given: Tensor
     read: bool
@@ -156,7 +155,7 @@ class _Output(LazyTensor):
 
 
 class _Trace:
-    """Who was called, and on what."""
+    """The calls of convolutions and norms, and their inputs."""
 
     def __init__(self) -> None:
         self._outputs: list[tuple[nn.Module, _Output]] = []
@@ -184,7 +183,7 @@ class _Trace:
 
 
 def _is_free(module: nn.Module, name: str, path: str, context: Context) -> bool:
-    """Whether something can be put in its place, which is one."""
+    """Return whether the module can be replaced, and is used once."""
     if id(module) in context.handled or len(context.slots[id(module)]) != 1:
         return False
     return refusal_to_swap(module, _join(path, name), context) is None

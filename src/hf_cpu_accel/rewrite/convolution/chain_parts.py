@@ -1,4 +1,4 @@
-"""Which modules may be links of a chain: convolutions, poolings, and norms that stand ahead of convolutions."""
+"""Modules that may be links of a chain: convolutions, poolings, and norms before convolutions."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from hf_cpu_accel.rewrite.convolution.deferred import DeferringConvolution
 
 
 def parts_of(layer: nn.Module) -> dict[str, nn.Module]:
-    """The modules in `layer` that may be links of a chain, by path."""
+    """Return the modules in `layer` that may be links of a chain, by path."""
     return {path: part for path, part in layer.named_modules() if is_part(part)}
 
 
 def is_part(module: nn.Module) -> bool:
-    """Whether that may be a link of a chain."""
+    """Return whether the module may be a link of a chain."""
     return is_of_images(module) or is_pooling(module) or is_norm(module)
 
 
 def is_of_images(module: nn.Module) -> bool:
-    """Whether that is a convolution over two dimensions, which may wait for what comes next."""
+    """Return whether the module is a 2-d convolution that may wait for the ops that follow."""
     return isinstance(module, DeferringConvolution) and len(module.kernel_size) == 2
 
 
 def is_pooling(module: nn.Module) -> bool:
-    """Whether that is a pooling as the op has it, whose forward was not replaced."""
+    """Return whether the module is a pooling that the op supports, with the original forward."""
     if instance_forward(module) is not None:
         return False
     if type(module) is nn.AvgPool2d:
@@ -38,7 +38,7 @@ def is_pooling(module: nn.Module) -> bool:
 
 
 def is_norm(module: nn.Module) -> bool:
-    """Whether that is a batch norm which no convolution computes, with fixed statistics."""
+    """Return whether the module is a batch norm with fixed statistics that is not folded into a convolution."""
     cls: Any = type(module)
     if not isinstance(module, nn.BatchNorm2d) or cls.forward is not nn.BatchNorm2d.forward:
         return False
@@ -46,7 +46,7 @@ def is_norm(module: nn.Module) -> bool:
 
 
 def gain_and_shift(norm: Any) -> tuple[Tensor, Tensor]:
-    """What such a norm multiplies each channel by and adds to it, float32."""
+    """Return the factor and the offset of the norm for each channel, float32."""
     gain = torch.rsqrt(norm.running_var.double() + norm.eps)
     gain = gain if norm.weight is None else gain * norm.weight.detach().double()
     shift = -gain * norm.running_mean.double()

@@ -1,5 +1,5 @@
-"""What a module does with the channels of images besides computing: it puts images together (Huang et al. 2016, arXiv:1608.06993),
-splits them and shuffles their channels (Ma et al. 2018, arXiv:1807.11164)."""
+"""Moves of image channels: concatenation (Huang et al. 2016, arXiv:1608.06993), splits and shuffles (Ma et al. 2018,
+arXiv:1807.11164)."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ _VIEWS = (_ATEN.view.default, _ATEN._unsafe_view.default, _ATEN._reshape_alias.d
 
 
 class Images(Protocol):
-    """Those of a trace, and the links between them."""
+    """The images of a trace, and the links between them."""
 
     links: list[AnyLink]
 
     def number(self, image: Tensor) -> int | None:
-        """Which image that is."""
+        """Return the number of the image, or None."""
 
     def add_copy(self, image: Tensor, source: int) -> None:
-        """Note that `image` is image `source` once more."""
+        """Record that `image` is image `source` again."""
 
     def add_link(self, output: Tensor | None, link: AnyLink) -> Any:
-        """Note the image that a link makes."""
+        """Record the image that a link creates."""
 
 
 @dataclass
 class ChannelMoves:
-    """Notes such moves as links of a trace.
+    """Record channel moves as links of a trace.
 
     Attributes:
-        views: of images whose channels have several dimensions, each with its version, the number of its image and which channel
-            is where.
+        views: images whose channels have several dimensions, each with its version, the number of its image and the order of
+            its channels.
     """
 
     views: list[tuple[Tensor, int, int, Tensor]] = field(default_factory=list)
@@ -46,7 +46,7 @@ class ChannelMoves:
     def done(
         self, images: Images, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
     ) -> bool:
-        """Whether `func` is an op that moves channels, which is noted then unless it moves something else, too."""
+        """Return whether `func` moves channels, and record the move unless it moves something else, too."""
         if func is _ATEN.cat.default:
             self._put_together(images, args[0], _dimension(args, kwargs, 0), output)
         elif func in _SPLITS:
@@ -122,7 +122,7 @@ class ChannelMoves:
         return True
 
     def _arrangements(self, images: Images, image: Tensor) -> Iterator[tuple[int, Tensor]]:
-        """Of an image, or of a view of one: its number, and which channel is where."""
+        """Yield the number of an image, or of the image of a view, with the order of its channels."""
         number = images.number(image) if image.dim() == 4 else None
         if number is not None:
             yield number, torch.arange(image.shape[1])
@@ -132,7 +132,7 @@ class ChannelMoves:
 
 
 def _move(images: Images, source: int, numbers: Sequence[int], output: Tensor) -> None:
-    """Note that `output` has these channels of an image; of one whose channels were moved before, both moves at once."""
+    """Record that `output` has these channels of an image; two successive moves become one."""
     before, residual = images.links[source - 1] if source > 0 else None, None
     if isinstance(before, ChannelsLink):
         source, residual = before.source, before.residual

@@ -1,8 +1,8 @@
-"""Convolutions that compute their weight in each call, by weight norm (Salimans and Kingma 2016, arXiv:1602.07868): rules are
-offered a plain one of the same weight, computed once.
+"""Convolutions that compute their weight in each call, by weight norm (Salimans and Kingma 2016, arXiv:1602.07868). Rules get a
+plain convolution with the same weight, computed once.
 
-What takes the place of the convolution has what the weight is computed of in the place of a weight, so that state dicts have the
-names and values that they had. Writes to it are noticed as those to other packed weights (rewrite/weight_edits.py).
+The replacement has the source parameters of the weight in place of a weight, so that state dicts keep their names and values.
+Writes to them are detected like those to other packed weights (rewrite/weight_edits.py).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _KEPT = "the convolution runs on packed values of its weight; these parameters a
 
 
 def with_computed_weight(module: nn.Module, path: str, context: Context) -> nn.Module:
-    """What rules are to be offered for `module`: itself, or a plain convolution in its places, with the weight that it computes."""
+    """Return `module`, or a plain convolution in its places with the weight that it computes."""
     places = context.slots[id(module)]
     if id(module) in context.handled or id(module) in context.kept_for_adapters or not places:
         return module
@@ -45,8 +45,8 @@ def with_computed_weight(module: nn.Module, path: str, context: Context) -> nn.M
 
 
 def settle(plain: nn.Module, path: str, context: Context) -> Iterator[PlanItem]:
-    """To be called when the rules have looked at what `with_computed_weight` gave: what took its place gets what the weight is
-    computed of. Gives the rows of that."""
+    """Give the replacement of the convolution from `with_computed_weight` the source parameters of the weight, and yield their
+    rows. Call it after the rules."""
     _, module = context.computed.get(id(plain), (None, plain))
     if module is plain:
         return
@@ -73,7 +73,8 @@ def settle(plain: nn.Module, path: str, context: Context) -> Iterator[PlanItem]:
 
 
 def _weight_of(module: nn.Module) -> Tensor | None:
-    """The weight that a convolution computes in each call of other tensors; None if there is no such weight, and nothing else."""
+    """Return the weight that a convolution computes in each call from other tensors, or None if it computes none or more than
+    that."""
     compute = _computation(module) if isinstance(module, _CONVOLUTIONS) else None
     if compute is None or "bias" not in module._parameters:
         return None
@@ -99,7 +100,7 @@ def _computation(module: nn.Module) -> Callable[[], Any] | None:
 
 
 def _plain(module: nn.Module, weight: Tensor) -> nn.Module:
-    """`module` as it would be with a weight of its own; hooks besides that of weight norm are the same."""
+    """Return `module` with its own weight; hooks other than those of weight norm are kept."""
     cls: Any = parametrize.type_before_parametrizations(module)
     plain: nn.Module = cls.__new__(cls)
     vars(plain).update({name: value for name, value in vars(module).items() if name != "weight"})

@@ -1,7 +1,7 @@
-"""Layer fusion for networks of convolutions: what follows the depthwise convolution of a ConvNeXt block (Liu et al. 2022,
+"""Layer fusion for convolution networks: the ops after the depthwise convolution of a ConvNeXt block (Liu et al. 2022,
 arXiv:2201.03545) in one op call, residual included.
 
-A block is told from the modules that a layer holds, whose linears are packed already, and verified on an image.
+A block is matched from the modules of a layer, whose linears are packed already, and verified on an image.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ STRUCTURE = "convolution block"
 
 @dataclass(frozen=True)
 class BlockParts:
-    """x + gain * down(activation(up(norm(convolution(x))))), with the channels last from the norm on: the names of the parts.
+    """The names of the parts of x + gain * down(activation(up(norm(convolution(x))))), with channels last from the norm on.
 
     Attributes:
-        gain: of the parameter, or None.
+        gain: name of the parameter, or None.
     """
 
     convolution: str
@@ -57,8 +57,8 @@ class BlockParts:
 class FusedConvolutionBlock(FusedModuleMixin):
     """Mixed into the block's own class: [N, C, H, W] -> [N, C, H, W], channels last.
 
-    The children, hooks and attributes are those of the original, whose own forward it runs where hooks look at the linears, and
-    while a graph is traced.
+    The children, hooks and attributes are those of the original. Its own forward runs where hooks read the linears, and while a
+    graph is traced.
     """
 
     _block: BlockParts
@@ -84,7 +84,7 @@ class FusedConvolutionBlock(FusedModuleMixin):
         return Reference(args, kwargs)
 
     def _bind(self) -> tuple[Route, Tensor | None]:
-        """What computes the linears, and the gain where their weights do not hold it."""
+        """Return the route that computes the linears, and the gain if their weights do not include it."""
         block = self._block
         up, down = self.get_submodule(block.up), self.get_submodule(block.down)
         assert isinstance(up, PackedLinear)
@@ -107,7 +107,7 @@ class FusedConvolutionBlock(FusedModuleMixin):
 
 
 def fuse_convolution_blocks(context: Context) -> list[PlanItem]:
-    """Fuse every block of the model. To be called when linears and convolutions are packed."""
+    """Fuse every block of the model. Call it after linears and convolutions are packed."""
     return fuse_each(context, STRUCTURE, _match_block, lambda fused, _: ("ffn", _down(fused).packed_dtype))
 
 
@@ -118,7 +118,7 @@ def _down(fused: FusedConvolutionBlock) -> PackedLinear:
 
 
 def _match_block(layer: nn.Module, path: str, context: Context) -> FusedConvolutionBlock | Refusal | None:
-    """The block with the fused forward, if that does what the block does; None if it holds something else."""
+    """Return the block with the fused forward if both agree; None if it holds something else."""
     block = _guess(layer)
     if block is None:
         return None
@@ -135,7 +135,7 @@ def _match_block(layer: nn.Module, path: str, context: Context) -> FusedConvolut
 
 
 def _guess(layer: nn.Module) -> BlockParts | None:
-    """What the layer may be by what it holds; other parts do nothing."""
+    """Return the parts of a layer by its modules; other parts have no effect."""
     linears, others, activations = [], [], []
     convolution = None
     for name, child in layer.named_children():
@@ -169,7 +169,7 @@ def _guess(layer: nn.Module) -> BlockParts | None:
 
 
 def _disagreement(fused: nn.Module, shadow: Shadow, block: BlockParts) -> Refusal | None:
-    """None if the fused block gives what the layer gives, also with another gain: a real one may be too small to see."""
+    """Return None if the fused block agrees with the layer, also with another gain: the real one may be too small to matter."""
     layer = shadow.module
     down = layer.get_submodule(block.down)
     assert isinstance(down, PackedLinear)
@@ -190,13 +190,13 @@ def _disagreement(fused: nn.Module, shadow: Shadow, block: BlockParts) -> Refusa
 
 
 def _added(output: Any, image: Tensor) -> Tensor | None:
-    """What a block adds to an image, [N, H, W, C]."""
+    """Return the difference of a block's output from its input, [N, H, W, C]."""
     fits = isinstance(output, Tensor) and output.shape == image.shape
     return (output.float() - image.float()).movedim(1, -1) if fits else None
 
 
 def _multiplied(part: Part, gain: Tensor) -> Part:
-    """A part whose outputs are `gain` times those of `part`."""
+    """Return a part whose outputs are `gain` times those of `part`."""
     assert part.packed.scale is not None
     scale, sums = part.packed.scale
     packed = dataclasses.replace(part.packed, scale=torch.stack((scale * gain, sums)))

@@ -1,9 +1,9 @@
-"""Convolutions that wait for what comes next: a norm, a residual and an activation join them in one call.
+"""Convolutions that wait for a following norm, residual and activation, to compute them in one call.
 
-A host calls a convolution, then a batch norm, then adds a residual, then an activation, each wherever its code says so. So the
-convolution gives a tensor without values; what can join it gives another one, and the first op that reads values has everything
-computed at once. Whoever reads the output of the convolution itself, such as a hook, gets that: nothing is assumed about the order
-in which things are called. Where waiting gains nothing, or has a convolution computed twice, it stops waiting.
+A host calls a convolution, then a batch norm, adds a residual, and applies an activation, each anywhere in its code. So the
+convolution returns a tensor without values. An op that can join returns another one, and the first op that reads values computes
+everything at once. A reader of the convolution's own output, such as a hook, gets its values: the order of calls does not
+matter. Where waiting gains nothing, or computes a convolution twice, it stops waiting.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _WAITS = "convolution"
 
 
 class DeferringConvolution(nn.Module):
-    """To be mixed into what stands in for a convolution.
+    """Mixin for replacements of convolutions.
 
     Attributes:
         fold: the norm that follows, or None.
-        waits: whether the output is left open at all;
+        waits: whether the output waits at all;
         adds, activates: for a residual, for an activation.
     """
 
@@ -48,25 +48,25 @@ class DeferringConvolution(nn.Module):
 
     @abstractmethod
     def compute(self, input: Tensor, epilogue: Epilogue) -> Tensor:
-        """[N, C, *sizes] -> [N, out_channels, *sizes'], channels last.
+        """Compute [N, C, *sizes] -> [N, out_channels, *sizes'], channels last.
 
-        Where there is a norm, an epilogue without it has nothing else either.
+        If there is a norm, an epilogue without it has no other parts either.
         """
 
     def own_weight(self, *, normalized: bool) -> OwnWeight | None:
-        """What our kernels compute it with, with its norm or without; None where they do not have it."""
+        """Return the weight for the kernels of this package, with its norm or without, or None if they do not have it."""
         return None
 
     @abstractmethod
     def supports(self, activation: str, *, residual: bool) -> bool:
-        """Whether `compute` takes the two together."""
+        """Return whether `compute` supports the two together."""
 
     @abstractmethod
     def output_shape(self, input: Tensor) -> tuple[int, ...] | None:
-        """Of the output for `input`, or None if that is not what `compute` takes."""
+        """Return the shape of the output for `input`, or None if `compute` does not support it."""
 
     def run(self, input: Tensor) -> Tensor:
-        """The output for `input` [N, C, *sizes], now or later."""
+        """Return the output for `input` [N, C, *sizes], computed now or later."""
         if is_tracing():  # nothing can wait: norms of traced graphs leave it to their convolution
             return self.compute(input, PLAIN if self.fold is None else NORMALIZED)
         refuse_transforms("an accelerated convolution", input)
@@ -77,7 +77,7 @@ class DeferringConvolution(nn.Module):
 
 
 class DeferredConvolution(LazyTensor):
-    """The output of a convolution until it is known what comes next."""
+    """The output of a convolution before the following op is known."""
 
     _call: _Call
     _normalized: bool
@@ -92,7 +92,7 @@ class DeferredConvolution(LazyTensor):
         return deferred
 
     def normalized(self, fold: Fold) -> DeferredConvolution | None:
-        """With the norm that is `fold`, if that is the one behind this convolution."""
+        """Return the output with the norm `fold`, or None if that is not the norm of this convolution."""
         with self._lock:
             if self._tensor is not None or self._normalized or self._call.convolution.fold is not fold:
                 return None
@@ -110,13 +110,13 @@ class DeferredConvolution(LazyTensor):
         del self._call, self._residual  # and with them the input
 
     def _compute(self, activation: str) -> Tensor:
-        """The output, once more if it was computed with another epilogue before."""
+        """Return the output, computed again if it was computed with another epilogue before."""
         residual = None if self._residual is None else self._residual.tensor()
         return self._call.compute(Epilogue(self._normalized, residual, activation))
 
     @property
     def _is_open(self) -> bool:
-        """Whether a residual or an activation may join."""
+        """Return whether a residual or an activation may join."""
         return self._tensor is None and (self._normalized or self._call.convolution.fold is None)
 
     def _activated(self, activation: str, *, in_place: bool) -> Tensor | None:
@@ -167,7 +167,7 @@ class DeferredConvolution(LazyTensor):
 
 
 class _Call:
-    """One call of a convolution, shared by all that was made of its output."""
+    """One call of a convolution, shared by all tensors from its output."""
 
     def __init__(self, convolution: DeferringConvolution, input: VersionGuard) -> None:
         self.convolution = convolution
@@ -197,7 +197,7 @@ def _gelu(args: Any, kwargs: Any) -> Tensor | None:
 
 
 def _clamped(args: Any, kwargs: Any, *, in_place: bool = False) -> Tensor | None:
-    """ReLU6 is a hardtanh from 0 to 6."""
+    """Return the output with ReLU6, which is a hardtanh from 0 to 6, or None for other bounds."""
     return args[0]._activated("relu6", in_place=in_place) if args[1:] == (0, 6) and not kwargs else None
 
 
@@ -217,7 +217,7 @@ def _sum(args: Any, kwargs: Any, *, in_place: bool = False) -> Tensor | None:
 
 
 def _quotient(args: Any, kwargs: Any) -> Tensor | None:
-    """Networks of diffusers divide by a factor that mostly is 1."""
+    """Return the output divided by a factor, which is mostly 1 in networks of diffusers."""
     deferred, divisor = args
     if (
         kwargs

@@ -1,5 +1,5 @@
-"""Images between fused blocks of convolutions that are computed when they are read: by all blocks since the last that were, in one
-call, which takes less time than one for each, and what passes between two blocks may be in 8 bits, too."""
+"""Images between fused blocks of convolutions that are computed when they are read, by all waiting blocks in one call. That is
+faster than one call each, and images between two blocks may be int8, too."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Block(Protocol):
     """A fused block of convolutions.
 
     Attributes:
-        narrow: whether what passes between its convolutions may be less than float32; None: nothing does.
-        has_ranges: whether its images have any.
+        narrow: whether images between its convolutions may be narrower than float32; None if there are no such images.
+        has_ranges: whether its images have static ranges.
     """
 
     @property
@@ -29,18 +29,18 @@ class Block(Protocol):
     def has_ranges(self) -> bool: ...
 
     def steps(self) -> Steps:
-        """What it computes; the same list until its weights change."""
+        """Return the steps of the block; the same list until its weights change."""
 
     def joined(self, blocks: Sequence[Block]) -> BoundConvolutions:
-        """Those of `blocks`, the last of which it is, as one."""
+        """Return `blocks`, whose last is this one, as one call."""
 
 
 class DeferredImages(LazyTensor):
-    """[N, C, H, W], channels last, after some blocks, which have not run yet.
+    """[N, C, H, W], channels last, after some blocks that have not run yet.
 
-    Whoever reads what a block has made has it computed from the input, or from what was read before. The next block then goes on
-    from there, with what was read instead of its 8 bits. Where nothing is in 8 bits, what somebody still holds is made on the way,
-    so that no block runs twice.
+    A reader of a block's output has it computed from the input, or from values that were read before. The next block then
+    continues from these values instead of their int8 form. If nothing is int8, outputs that are still referenced are computed on
+    the way, so that no block runs twice.
     """
 
     _input: Tensor
@@ -51,7 +51,7 @@ class DeferredImages(LazyTensor):
 
     @classmethod
     def after(cls, image: Tensor, block: Block, shape: Sequence[int]) -> DeferredImages:
-        """What `block` makes of `image`, of that shape."""
+        """Return the output of `block` for `image`, of that shape."""
         if not isinstance(image, DeferredImages):
             image = ordinary(image)
             # A copy: it may be a buffer that its owner writes to before what comes of it is read.
@@ -103,7 +103,7 @@ class DeferredImages(LazyTensor):
         del self._input, self._blocks, self._before
 
     def _exposed(self) -> Tensor:
-        """Before it may be written to, the next block computes what it was called for."""
+        """Return the values for writing, after the next block has read them."""
         values = super()._exposed()
         following = None if self._next is None else self._next()
         if following is not None:

@@ -1,4 +1,4 @@
-"""What may follow a convolution in the same call: a batch norm, a residual, an activation."""
+"""Ops that may follow a convolution in the same call: a batch norm, a residual, an activation."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 class Epilogue(NamedTuple):
-    """activation(norm(convolution) + residual), with the parts that are there.
+    """activation(norm(convolution) + residual), with the parts that are present.
 
     Attributes:
         normalized: whether the convolution's norm is applied.
@@ -28,6 +28,6 @@ _SLOPES = {0.01: "leaky_relu", 0.1: "leaky_relu_tenth"}
 
 
 def leaky_name(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
-    """Which activation ATen's leaky_relu computes of these arguments; None for other slopes."""
+    """Return the name of the activation that ATen's leaky_relu computes with these arguments, or None for other slopes."""
     slope = args[1] if len(args) > 1 else kwargs.get("negative_slope", 0.01)
     return _SLOPES.get(slope) if isinstance(slope, float) else None

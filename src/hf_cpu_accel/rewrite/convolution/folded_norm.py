@@ -1,4 +1,4 @@
-"""Batch norms with fixed statistics: what they multiply and add, and what stands in for one that its convolution computes."""
+"""Batch norms with fixed statistics: their factors and offsets, and the module that replaces a folded norm."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ _JOINING = ("relu", "silu", "gelu", "gelu_tanh", "relu6", "hardswish", "leaky_re
 
 
 class FoldedNorm(FusedModuleMixin):
-    """Stands for a norm whose gain and shift its convolution applies.
+    """Replaces a norm whose gain and shift its convolution applies.
 
-    What it is given by anything else it normalizes as the original does, whose parameters and buffers it has.
+    It normalizes any other input as the original does, whose parameters and buffers it has.
 
     Attributes:
-        fold: that of the convolution.
+        fold: the fold of the convolution.
     """
 
     fold: Fold
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """As `nn.Module` does it, but the numbers that the norm is computed with stay as they are.
+        """Set an attribute as `nn.Module` does, but reject changes of the numbers that the norm is computed with.
 
         Raises:
-            RuntimeError: one is to be something else.
+            RuntimeError: one would change.
         """
         if name != "training" and not name.startswith("_") and is_plain_value(vars(self).get(name)):
             refuse_other(vars(self), name, value)
@@ -62,9 +62,9 @@ class FoldedNorm(FusedModuleMixin):
 
 
 def fold_of(norm: nn.Module, channels: int) -> Fold | None:
-    """What `norm` does to images, if that is to multiply each of so many channels by a number and to add one, whatever the image.
+    """Return the fold of `norm` if it multiplies each of `channels` channels by a number and adds one, for any image; else None.
 
-    Told by its values: norms with fixed statistics do that, and those that look at the batch do not.
+    The function tests values: norms with fixed statistics pass, norms that use the statistics of the batch do not.
     """
     if norm.training or list(norm.children()) or names_taken(FoldedNorm, norm, ("fold",)):
         return None
@@ -96,22 +96,22 @@ def fold_of(norm: nn.Module, channels: int) -> Fold | None:
 
 
 def swap_norm(after: NormAfter, context: Context) -> None:
-    """Put a `FoldedNorm` in the place of the norm."""
+    """Replace the norm by a `FoldedNorm`."""
     folded = fused_layer(FoldedNorm, after.norm, fold=after.fold)
     swap_module(context.journal, context.slots[id(after.norm)], folded)
 
 
 def norm_item(after: NormAfter, op: str, dtype: str, provider: str) -> PlanItem:
-    """The item of a norm that was folded."""
+    """Return the row of a folded norm."""
     return PlanItem(
         after.path, f"{STRUCTURE}, folded", op, dtype, packed_bytes=0, reason=None, provider=provider
     )
 
 
 def waits(convolution: nn.Module, context: Context) -> bool:
-    """Whether something may join this convolution: its norm, or an activation that stands beside it.
+    """Return whether an op may join this convolution: its norm, or an activation next to it.
 
-    What the model itself calls gives its outputs, which are not to wait.
+    A module that the model itself calls returns outputs of the model, which must not wait.
     """
     if id(convolution) in context.norms_after:
         return True

@@ -1,8 +1,8 @@
-"""2-d convolutions by our own GEMM, on tiles of the image, or on patches that are gathered while they are packed.
+"""2-d convolutions by the GEMM of this package, on tiles of the image, or on patches that are gathered while packing.
 
-In int8 all of them: two to four times as fast as any with floating point weights. In floating point those for which it was measured
-to be as fast as oneDNN's. By tiles (winograd.py) that is nearly every CPU; otherwise it differs from CPU to CPU, and between
-convolutions of many pixels and those of a thousand channels.
+In int8 all of them use it: two to four times as fast as with floating point weights. In floating point it runs those that were
+measured to be as fast as oneDNN. By tiles (winograd.py) it is faster on nearly every CPU. Otherwise that differs between CPUs,
+and between convolutions of many pixels and those of a thousand channels.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ MANY_WEIGHTS = 12_000_000
 
 
 class GemmConvolution(PackedConvolution):
-    """A convolution by our GEMM.
+    """A convolution by the GEMM of this package.
 
     Attributes:
-        packed: the weight, as `pack_conv2d` gives it; in floating point the norm's gain is in it, if there is one.
+        packed: the weight in the form of `pack_conv2d`; in floating point it includes the norm's gain, if there is a norm.
     """
 
     def __init__(self, original: nn.Conv2d, dtype: str, fold: Fold | None) -> None:
@@ -107,7 +107,7 @@ class GemmConvolution(PackedConvolution):
         return self.packed.dtype
 
     def unpack(self) -> Tensor:
-        """The dequantized weight, in the shape and dtype of the original."""
+        """Return the dequantized weight, in the shape and dtype of the original."""
         weight = unpack_conv2d(self.packed, self.kernel_size)
         if self._lost is not None:
             assert self.fold is not None
@@ -116,8 +116,8 @@ class GemmConvolution(PackedConvolution):
 
 
 class GemmConvolutionRule:
-    """`nn.Conv2d` of many channels in models whose weights are packed as integers; in others where ours was measured to be faster,
-    or, unmeasured, by tiles and of very many channels."""
+    """`nn.Conv2d` of many channels in models with integer weights; in other models, where this GEMM was measured to be faster,
+    or, without measuring, by tiles and with a thousand channels."""
 
     name = "gemm convolution"
 
@@ -139,7 +139,7 @@ class GemmConvolutionRule:
 
 
 def _weight_dtype(module: nn.Conv2d, path: str, context: Context) -> str | None:
-    """One of `packing.DTYPES`, or None where another rule serves better."""
+    """Return one of `packing.DTYPES`, or None where another rule is faster."""
     saved = source_of(module.weight)
     if saved is not None:  # what is faster was decided when the model was packed
         return saved.dtype_of(module.weight, GemmConvolutionRule.name)
@@ -171,7 +171,6 @@ def _takes_tiles(module: nn.Conv2d, dtype: str) -> bool:
 
 
 def _cuts_patches(module: nn.Conv2d) -> bool:
-    """Whether each pixel belongs to one patch: a copy of the whole image in another order, where nothing is gathered while
-    packing."""
+    """Return whether each pixel belongs to one patch, so that packing copies the image in another order without gathering."""
     dense = all(step == 1 for step in module.dilation)
     return module.kernel_size == module.stride and dense and symmetric_padding(module) == (0, 0)

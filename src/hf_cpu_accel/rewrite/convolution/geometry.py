@@ -1,4 +1,4 @@
-"""Which modules are torch's convolutions, and how many zeros they put around their input."""
+"""Recognize convolutions of torch, and compute their padding."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _FEWEST = 8
 
 
 def is_convolution(module: nn.Module, kind: type[C]) -> TypeGuard[C]:
-    """Whether it computes what torch's convolution of this kind does: hosts have classes of their own that differ in how they are
-    made (EfficientNet's depthwise ones)."""
+    """Return whether the module computes the same as torch's convolution of this kind. Hosts have subclasses that differ in
+    their construction only (depthwise convolutions of EfficientNet)."""
     cls: Any = type(module)
     return (
         isinstance(module, kind) and cls.forward is kind.forward and cls._conv_forward is kind._conv_forward
@@ -24,7 +24,8 @@ def is_convolution(module: nn.Module, kind: type[C]) -> TypeGuard[C]:
 
 
 def symmetric_padding(module: Convolution) -> tuple[int, ...] | None:
-    """Zeros on either side of each dimension; None if there is one more on one side ("same" around an even kernel)."""
+    """Return the zeros on either side of each dimension, or None if one side has one more (`padding="same"` with an even
+    kernel)."""
     if not isinstance(module.padding, str):
         return tuple(module.padding)
     if module.padding == "valid":
@@ -34,8 +35,8 @@ def symmetric_padding(module: Convolution) -> tuple[int, ...] | None:
 
 
 def joins_chain(module: nn.Module, context: Context) -> bool:
-    """Whether a convolution of few channels mostly is computed with what is around it: then it counts that ours can be, and not how
-    much of a panel is padding."""
+    """Return whether a convolution of few channels runs in a chain with the ops around it, where the share of padding in a panel
+    does not matter."""
     if not isinstance(module, nn.Conv2d):
         return False
     normalized = module.out_channels >= _FEWEST and id(module) in context.norms_after
@@ -43,8 +44,8 @@ def joins_chain(module: nn.Module, context: Context) -> bool:
 
 
 def _squeezes(module: nn.Conv2d, context: Context) -> bool:
-    """Whether it is the first of two convolutions of one pixel that gate channels (Hu et al. 2018, arXiv:1709.01507): however few
-    channels there are between them, the two are computed with what is around them."""
+    """Return whether the convolution is the first of two pointwise ones that gate channels (Hu et al. 2018, arXiv:1709.01507).
+    However few channels are between them, the two run in the chain around them."""
     if tuple(module.kernel_size) != (1, 1):
         return False
     siblings = [child for parent, _ in context.slots[id(module)] for child in parent.children()]

@@ -1,4 +1,4 @@
-"""Convolutions over time in groups, by which wav2vec 2.0 (Baevski et al. 2020, arXiv:2006.11477) tells positions: a linear for each
+"""Grouped 1-d convolutions, the position embeddings of wav2vec 2.0 (Baevski et al. 2020, arXiv:2006.11477): a linear for each
 group, whose rows are overlapping views of the input.
 
 Their weights mostly are computed (weight norm), so the module keeps its parameters, and only its forward changes.
@@ -32,8 +32,8 @@ MIN_CHANNELS, MIN_FEATURES = 16, 128
 
 
 class GroupedConvolution(FusedModuleMixin):
-    """Mixed into the convolution's own class: [B, C, L] or [C, L] -> [B, out_channels, L'] or [out_channels, L'], a view
-    with the channels last in memory."""
+    """Mixed into the convolution's own class: [B, C, L] or [C, L] -> [B, out_channels, L'] or [out_channels, L'], a view with
+    channels last in memory."""
 
     _packed: list[PackedWeight]
 
@@ -55,7 +55,7 @@ class GroupedConvolution(FusedModuleMixin):
         return output if input.dim() == 3 else output[0]
 
     def _one(self, groups: Tensor, dtype: torch.dtype) -> Tensor:
-        """[groups, L, channels] -> [L', out_channels]."""
+        """Compute [groups, L, channels] -> [L', out_channels]."""
         biases = [None] * self.groups if self.bias is None else self.bias.chunk(self.groups)
         outputs = []
         for group, packed, bias in zip(groups, self._packed, biases, strict=True):
@@ -73,7 +73,7 @@ class GroupedConvolution(FusedModuleMixin):
 
 
 class GroupedConvolutionRule:
-    """`nn.Conv1d` in groups of many channels with a long kernel."""
+    """Grouped `nn.Conv1d` of many channels with a long kernel."""
 
     name = "grouped convolution"
 

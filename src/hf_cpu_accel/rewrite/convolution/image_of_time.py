@@ -1,10 +1,9 @@
-"""Convolutions over time as those of images of one row: with gaps between the steps of their kernel (dilation), as vocoders and
-codecs of sound have them, and in float32 without.
+"""1-d convolutions as convolutions of images of one row: dilated ones, as in vocoders and audio codecs, and others in float32.
 
-By our kernel, which gathers what the kernel covers while it packs it: on a Zen 4 in 8 bits and in bfloat16 four times and twice as
-fast as torch's own. That has the weight and the sound brought into other layouts in each call, in float32, too. In float32 those
-of few channels are faster by oneDNN on a prepacked weight; of many it takes twenty times as long where the sound is shorter, or
-longer, than the layout was made for.
+The kernel of this package gathers its input while packing it: on a Zen 4, int8 is four times and bfloat16 twice as fast as
+torch's kernel. torch's kernel converts the weight and the audio to other layouts in each call, in float32, too. In float32,
+oneDNN with a prepacked weight is faster for few channels. For many channels it takes twenty times as long if the audio is
+shorter or longer than the layout expects.
 """
 
 from __future__ import annotations
@@ -52,12 +51,12 @@ _FEW_CHANNELS = 64
 
 
 class ConvolutionOverTime(DeferringConvolution, PackedModule):
-    """`nn.Conv1d` without groups: [B, C, L] or [C, L] -> [B, out_channels, L'] or [out_channels, L'], with the channels last in
+    """`nn.Conv1d` without groups: [B, C, L] or [C, L] -> [B, out_channels, L'] or [out_channels, L'], with channels last in
     memory.
 
     Attributes:
-        packed: the weight: in float32 of few channels in oneDNN's layout, else as `pack_conv2d` gives it.
-        padding: zeros on either side of the input, also where the convolution told them in words.
+        packed: the weight: in float32 of few channels in oneDNN's layout, else in the form of `pack_conv2d`.
+        padding: zeros on either side of the input, also if the convolution has `padding="same"`.
     """
 
     packed: PackedWeight | Tensor
@@ -79,9 +78,10 @@ class ConvolutionOverTime(DeferringConvolution, PackedModule):
             self.packed = pack_conv2d(weight, dtype) if saved is None else saved.packed
 
     def forward(self, input: Tensor) -> Tensor:
-        """
+        """Run the convolution.
+
         Raises:
-            RuntimeError: what the convolution would not take either.
+            RuntimeError: the convolution does not support the input either.
         """
         check_inference(self, input)
         input = input.tensor if isinstance(input, LazyTensor) else input
@@ -146,13 +146,13 @@ class ConvolutionOverTime(DeferringConvolution, PackedModule):
         return self.packed.nbytes if isinstance(self.packed, PackedWeight) else 4 * self.packed.numel()
 
     def plain(self) -> Tensor:
-        """The dequantized weight of an image of one row, float32."""
+        """Return the dequantized weight as that of an image of one row, float32."""
         if isinstance(self.packed, PackedWeight):
             return unpack_conv2d(self.packed, (1, *self.kernel_size))
         return self.packed.to_dense()
 
     def unpack(self) -> Tensor:
-        """The dequantized weight, in the shape and dtype of the original."""
+        """Return the dequantized weight, in the shape and dtype of the original."""
         return self.plain()[:, :, 0].to(self.weight_dtype, memory_format=torch.contiguous_format)
 
     def extra_repr(self) -> str:
@@ -173,7 +173,7 @@ class ConvolutionOverTime(DeferringConvolution, PackedModule):
 
 
 class ConvolutionOverTimeRule:
-    """`nn.Conv1d` of enough channels, with gaps or, in float32, one of several; linears take what gains as one before."""
+    """`nn.Conv1d` of enough channels, dilated or, in float32, next to others; linears match their cases before."""
 
     name = "convolution over time"
 
@@ -203,7 +203,7 @@ class ConvolutionOverTimeRule:
 
 
 def _weight_dtype(module: nn.Conv1d, path: str, context: Context) -> str | None:
-    """ "float32", "bfloat16" or "int8"; None where torch's own is as fast."""
+    """Return "float32", "bfloat16" or "int8", or None where torch's kernel is as fast."""
     saved = source_of(module.weight)
     if saved is not None:  # what is faster was decided when the model was packed
         return saved.dtype_of(module.weight, ConvolutionOverTimeRule.name)
@@ -226,8 +226,8 @@ def _is_by_library(module: nn.Conv1d, dtype: str) -> bool:
 
 
 def _gains(module: nn.Conv1d, path: str, context: Context) -> bool:
-    """In float32: what else would compute its weight in each call, and what is between others of its kind, whose output comes as
-    they read it. A norm that wants channels first would have it turned."""
+    """Return whether float32 gains: if the weight would be computed in each call, or between others of its kind, whose output
+    has the layout that they read. A norm with channels first would transpose it."""
     if id(module) in context.computed:
         return True
     siblings = [child for parent, _ in context.slots[id(module)] for child in parent.children()]

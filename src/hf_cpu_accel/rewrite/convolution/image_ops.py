@@ -1,4 +1,4 @@
-"""Which ops of ATen do to images what a chain of convolutions has steps for."""
+"""Map ATen ops on images to the steps of a chain of convolutions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ACTIVATIONS: dict[Any, str] = {
 
 
 def activation_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
-    """Its name, if that is what `func` computes of its first argument."""
+    """Return the name of the activation that `func` computes of its first argument, or None."""
     if func in (_ATEN.hardtanh.default, _ATEN.hardtanh_.default):
         return "relu6" if args[1:] == (0, 6) and not kwargs else None
     if func is _ATEN.gelu.default:
@@ -31,14 +31,14 @@ def activation_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> s
 
 
 def is_mean(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether it is that of all pixels of an image, as an image of one pixel."""
+    """Return whether `func` computes the mean of all pixels of an image, as an image of one pixel."""
     if func is _ATEN.mean.dim:
         return len(args) == 3 and sorted(d % 4 for d in args[1]) == [2, 3] and args[2] is True and not kwargs
     return func is _ATEN._adaptive_avg_pool2d.default and list(args[1]) == [1, 1]
 
 
 def names_strides(func: Any, args: tuple[Any, ...]) -> bool:
-    """Whether `func` calls an image of one pixel one with its channels last, as torch does behind its own pooling."""
+    """Return whether `func` marks an image of one pixel as channels last, as torch does after its own pooling."""
     if func is not _ATEN.as_strided_.default or len(args) != 3:
         return False
     image, sizes, strides = args
@@ -46,7 +46,7 @@ def names_strides(func: Any, args: tuple[Any, ...]) -> bool:
 
 
 def zeros_around(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Zeros | None:
-    """What `func` puts around its first argument, if that is zeros and all that it does."""
+    """Return the zeros that `func` puts around its first argument, or None if it does anything else."""
     if func is not _ATEN.constant_pad_nd.default:
         return None
     sides = list(args[1])

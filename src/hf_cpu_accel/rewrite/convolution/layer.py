@@ -1,4 +1,4 @@
-"""What stands in for an `nn.Conv2d`, whatever computes it."""
+"""Base class of modules that replace an `nn.Conv2d`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ STRUCTURE = "convolution"
 class PackedConvolution(DeferringConvolution, PackedModule):
     """[N, C, H, W] or [C, H, W] -> [N, out_channels, H', W'], channels last, or [out_channels, H', W']; dtype of the input.
 
-    What `nn.Conv2d` tells of itself has the same names here; numbers that it may give once for both sides, or as words, are pairs.
+    It has the attributes of `nn.Conv2d`; sizes that may be one number or a word there are pairs here.
     """
 
     def __init__(self, original: nn.Conv2d, fold: Fold | None) -> None:
@@ -59,7 +59,7 @@ class PackedConvolution(DeferringConvolution, PackedModule):
         return (input.shape[0], self.out_channels, height, width) if height > 0 and width > 0 else None
 
     def _without_norm(self, input: Tensor) -> Tensor:
-        """As eager, where the weight that is packed has the norm in it."""
+        """Run the convolution alone, as eager PyTorch does, if the packed weight includes the norm."""
         weight, bias = self.weight.to(input.dtype), None if self.bias is None else self.bias.to(input.dtype)
         output = functional.conv2d(input, weight, bias, self.stride, self.padding, self.dilation, self.groups)
         return output.contiguous(memory_format=torch.channels_last)
@@ -67,7 +67,7 @@ class PackedConvolution(DeferringConvolution, PackedModule):
     @property
     @abstractmethod
     def nbytes(self) -> int:
-        """Of the packed weight."""
+        """Return the bytes of the packed weight."""
 
     @property
     def weight_shape(self) -> tuple[int, ...]:
@@ -81,7 +81,7 @@ class PackedConvolution(DeferringConvolution, PackedModule):
 
 
 def convolution_refusal(module: nn.Conv2d, path: str, context: Context) -> str | None:
-    """Why this convolution is not packed, or None if it can be."""
+    """Return why this convolution is not packed, or None if it can be."""
     fixed = refusal_to_swap(module, path, context)
     if fixed is not None:
         return fixed
@@ -97,7 +97,7 @@ def convolution_refusal(module: nn.Conv2d, path: str, context: Context) -> str |
 def put_in_place(
     match: Match, packed: PackedConvolution, op: str, provider: str, context: Context
 ) -> Outcome:
-    """Compare `packed`, and the norm folded into it, with the convolution that it stands for, and swap it in; or say why not."""
+    """Compare `packed`, with its folded norm, with the original convolution, and swap it in or return the reason why not."""
     module = match.module
     assert isinstance(module, nn.Conv2d)
     reason = _disagreement(packed, module, context) if context.verifies else None
@@ -117,10 +117,10 @@ def put_in_place(
 def put_alone(
     match: Match, packed: PackedModule, item: PlanItem, sizes: Sequence[int], context: Context
 ) -> Outcome:
-    """Compare `packed` with the convolution that it stands for on two inputs of these sizes, and swap it in; or say why not.
+    """Compare `packed` with the original convolution on two inputs of these sizes, and swap it in or return the reason why not.
 
     Args:
-        item: of the plan, if it is swapped in.
+        item: row of the plan, if it is swapped in.
     """
     module: Any = match.module
     if context.verifies:
@@ -137,7 +137,7 @@ def put_alone(
 
 
 def _disagreement(packed: PackedConvolution, module: nn.Conv2d, context: Context) -> str | None:
-    """On an image a little larger than the kernel."""
+    """Return the difference on an image a little larger than the kernel, or None."""
     reach = [(size - 1) * step + 3 for size, step in zip(module.kernel_size, module.dilation, strict=True)]
     generator = torch.Generator().manual_seed(0)
     input = torch.randn(1, module.in_channels, *reach, generator=generator).to(module.weight.dtype)

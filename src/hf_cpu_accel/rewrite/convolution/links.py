@@ -1,4 +1,4 @@
-"""The links of a chain of convolutions: what a module asks of its parts, and does with what these make."""
+"""The links of a chain of convolutions: the calls of a module's parts, and the ops between them."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from hf_cpu_accel.rewrite.convolution.epilogue import Epilogue
 
 @dataclass(frozen=True)
 class Zeros:
-    """What the module puts around the image before the convolution does.
+    """The zeros that a module puts around the image before a convolution.
 
     Attributes:
         top, bottom, left, right: rows and columns of zeros.
-        same: they are those of TensorFlow's padding "same", whatever the size of the image.
+        same: whether they are those of TensorFlow's padding "same" for every size of image.
     """
 
     top: int = 0
@@ -42,13 +42,13 @@ class Zeros:
     same: bool = False
 
     def around(self, image: Tensor, window: Any) -> Tensor:
-        """`image` with them, for a convolution."""
+        """Return `image` with the zeros around it, for a convolution."""
         zeros = zeros_of_same(image, window) if self.same else self
         return functional.pad(image, (zeros.left, zeros.right, zeros.top, zeros.bottom))
 
 
 def zeros_of_same(image: Tensor, window: Any) -> Zeros:
-    """Those of padding "same" of a convolution around an image of that size."""
+    """Return the zeros of padding "same" of a convolution around an image of that size."""
     sides = zip(image.shape[2:], window.kernel_size, window.stride, window.dilation, strict=True)
     (top, bottom), (left, right) = (same_padding(*side) for side in sides)
     return Zeros(top, bottom, left, right, same=True)
@@ -59,10 +59,10 @@ class Link:
     """One convolution of a chain.
 
     Attributes:
-        path: where it is in the module.
+        path: its path in the module.
         source, residual: numbers of images: 0 is the module's input, i + 1 the output of link i.
         normalized, activation: see `Epilogue`.
-        zeros: what is around image `source` besides the convolution's own padding; None for nothing.
+        zeros: the zeros around image `source` besides the convolution's own padding, or None.
     """
 
     path: str
@@ -73,7 +73,7 @@ class Link:
     zeros: Zeros | None = None
 
     def step(self, root: nn.Module) -> ConvolutionStep:
-        """What it is in the module now."""
+        """Return the step for the current weights of the module."""
         convolution: Any = root.get_submodule(self.path)
         weight, bias = convolution.own_weight(normalized=self.normalized)
         padding, more = convolution.padding, (0, 0)
@@ -97,7 +97,7 @@ class Link:
         )
 
     def compute(self, root: nn.Module, images: Sequence[Tensor]) -> Tensor:
-        """What it makes of the images before it."""
+        """Return the output for the images before it."""
         convolution: Any = root.get_submodule(self.path)
         residual = None if self.residual is None else images[self.residual]
         source = images[self.source]
@@ -128,14 +128,14 @@ class PoolingLink:
         return PoolingStep(self.source, self.channels, *windows, kind)
 
     def compute(self, root: nn.Module, images: Sequence[Tensor]) -> Tensor:
-        """What it makes of the images before it."""
+        """Return the output for the images before it."""
         output: Tensor = root.get_submodule(self.path)(images[self.source])
         return output
 
 
 @dataclass(frozen=True)
 class AffineLink:
-    """A batch norm that stands ahead of a convolution, and the activation between them; see `PoolingLink`."""
+    """A batch norm before a convolution, and the activation between them; see `PoolingLink`."""
 
     path: str
     source: int
@@ -147,7 +147,7 @@ class AffineLink:
         return AffineStep(self.source, gain, shift, self.activation)
 
     def compute(self, root: nn.Module, images: Sequence[Tensor]) -> Tensor:
-        """What it makes of the images before it."""
+        """Return the output for the images before it."""
         return POINTWISE[self.activation](root.get_submodule(self.path)(images[self.source]))
 
 
@@ -162,7 +162,7 @@ class MeanLink:
         return MeanStep(self.source, self.channels)
 
     def compute(self, root: nn.Module, images: Sequence[Tensor]) -> Tensor:
-        """What it makes of the images before it."""
+        """Return the output for the images before it."""
         return images[self.source].mean((2, 3), keepdim=True)
 
 
@@ -180,7 +180,7 @@ class CombineLink:
         return CombineStep(self.source, self.channels, self.residual, self.product, self.activation)
 
     def compute(self, root: nn.Module, images: Sequence[Tensor]) -> Tensor:
-        """What it makes of the images before it."""
+        """Return the output for the images before it."""
         image = images[self.source]
         if self.residual is not None:
             other = images[self.residual]
@@ -190,7 +190,7 @@ class CombineLink:
 
 @dataclass(frozen=True)
 class ChannelsLink:
-    """Channels of an image, or of two beside each other; see `ChannelsStep`."""
+    """Channels of an image, or of two images concatenated; see `ChannelsStep`."""
 
     source: int
     residual: int | None
@@ -200,7 +200,7 @@ class ChannelsLink:
         return ChannelsStep(self.source, self.residual, self.numbers)
 
     def compute(self, root: nn.Module, images: Sequence[Tensor]) -> Tensor:
-        """What it makes of the images before it."""
+        """Return the output for the images before it."""
         image = images[self.source]
         if self.residual is not None:
             image = torch.cat((image, images[self.residual]), 1)
@@ -212,8 +212,8 @@ Chain = tuple[AnyLink, ...]
 
 
 def shortened(links: Sequence[AnyLink]) -> Chain:
-    """The same chain without images that none of the others is made of, and with activations in the step that makes what they read,
-    where nobody else reads that."""
+    """Return the chain without images that no other link reads, and with activations inside of the step before them if nothing
+    else reads its output."""
     chain = list(_without_unread(links))
     readers = Counter(image for link in chain for image in _images_read(link).values())
     for number, link in enumerate(chain):

@@ -1,4 +1,4 @@
-"""2-d convolutions on prepacked weights, with the channels of a pixel together from the first of them on."""
+"""2-d convolutions on prepacked weights, with channels last from the first of them on."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ class OneDNNConvolution(PackedConvolution):
     """A convolution with its weight in oneDNN's layout.
 
     Attributes:
-        packed: the weight, opaque to torch; its dtype is the one that is computed in.
-        geometry: how the kernel moves.
+        packed: the weight, opaque to torch; its dtype is the compute dtype.
+        geometry: stride, padding, dilation and groups of the kernel.
     """
 
     def __init__(self, original: nn.Conv2d, dtype: torch.dtype, fold: Fold | None) -> None:
@@ -72,9 +72,12 @@ class OneDNNConvolution(PackedConvolution):
         return output.to(input.dtype)
 
     def own_weight(self, *, normalized: bool) -> OwnWeight | None:
-        """Of a convolution in groups of few channels, and of a small one that reads the image itself, where chains of mobile
-        networks begin: they have so few weights that a second copy does not count. Larger ones may be the better part of a
-        stem: of a ResNet's 7 x 7 window it was measured who is faster."""
+        """Return the weight of a grouped convolution of few channels, or of a small one that reads the image itself, where
+        chains of mobile networks begin.
+
+        They have so few weights that a second copy does not matter. Larger ones may take most of the time of a stem: for a
+        ResNet's 7 x 7 kernel the faster provider was measured.
+        """
         if normalized != (self.fold is not None) or not (self._is_grouped or self._is_first):
             return None
         if self._own is None:
@@ -84,7 +87,7 @@ class OneDNNConvolution(PackedConvolution):
 
     @property
     def _is_grouped(self) -> bool:
-        """Whether it is in groups that fill vectors, or of which vectors are filled, if it is no depthwise one."""
+        """Return whether the convolution has groups that fill vectors, or that vectors are filled with, and is not depthwise."""
         channels = self.in_channels // self.groups
         if self.in_channels != self.out_channels or channels not in _GROUPS:
             return False
@@ -110,7 +113,7 @@ class OneDNNConvolution(PackedConvolution):
         return str(self.packed.dtype).removeprefix("torch.")
 
     def unpack(self) -> Tensor:
-        """The weight in the shape and dtype of the original."""
+        """Return the weight in the shape and dtype of the original."""
         weight = self.packed.to_dense()
         if self.fold is not None:
             assert self._lost is not None
@@ -137,7 +140,7 @@ class OneDNNConvolution(PackedConvolution):
 
 
 class ConvolutionRule:
-    """`nn.Conv2d` that oneDNN can take: weights in float32 or bfloat16, padded with zeros."""
+    """`nn.Conv2d` that oneDNN supports: weights in float32 or bfloat16, padded with zeros."""
 
     name = "convolution"
 

@@ -1,7 +1,7 @@
-"""Blocks of convolutions that stand beside one another, as in transformers' MobileNet (Howard et al. 2017, arXiv:1704.04861): a
-loop of their model calls each, and all are computed in one call when what the last has made is read.
+"""Neighboring blocks of convolutions, as in MobileNet of transformers (Howard et al. 2017, arXiv:1704.04861): a loop of their
+model calls each, and all run in one call when the output of the last is read.
 
-Beside others a single convolution counts as a block, too: to call it takes as long as its arithmetic.
+Next to others a single convolution counts as a block, too: calling it takes as long as its arithmetic.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from hf_cpu_accel.rewrite.linear.layer import PackedLinear
 
 
 def join_neighbors(context: Context) -> list[PlanItem]:
-    """Have blocks in one list, and those beside that, wait for one another. To be called when blocks of several convolutions are
+    """Make blocks in one list, and those next to it, wait for one another. Call it after blocks of several convolutions are
     fused."""
     single = {
         id(module)
@@ -52,7 +52,7 @@ def join_neighbors(context: Context) -> list[PlanItem]:
 
 
 def _norms_of_chains(context: Context) -> list[PlanItem]:
-    """The rows of norms that chains compute, in place of those that say that no convolution takes them in."""
+    """Return the rows of norms that chains compute, in place of the rows that no convolution includes them."""
     blocks = [
         (path, part) for path, part in context.root.named_modules() if isinstance(part, FusedResidualBlock)
     ]
@@ -64,7 +64,7 @@ def _norms_of_chains(context: Context) -> list[PlanItem]:
 
 
 def _groups(module: nn.Module) -> Iterator[list[nn.Module]]:
-    """Blocks, or what may become one, that follow each other in a list; and those beside such a list."""
+    """Yield blocks, or modules that may become one, that follow each other in a list; and those next to a list."""
     if isinstance(module, FusedResidualBlock):
         return
     children = list(module.children())
@@ -83,7 +83,7 @@ def _lists_in(children: list[nn.Module]) -> list[nn.Module]:
 
 
 def _runs(modules: nn.Module) -> Iterator[list[nn.Module]]:
-    """Those of several blocks without anything else between them."""
+    """Yield runs of several blocks without other modules between them."""
     for is_block, run in itertools.groupby(modules.children(), _may_be_block):
         blocks = list(run)
         if is_block and len(blocks) > 1:
@@ -91,13 +91,13 @@ def _runs(modules: nn.Module) -> Iterator[list[nn.Module]]:
 
 
 def _may_be_block(module: nn.Module) -> bool:
-    """Whether it is one, or has a single convolution: larger ones were looked at."""
+    """Return whether the module is a block, or has a single convolution: larger modules were matched before."""
     if isinstance(module, FusedResidualBlock):
         return True
     return may_be_chain(module, fewest=1) and not may_be_chain(module, fewest=2)
 
 
 def _is_linear(block: nn.Module) -> bool:
-    """Whether all its convolutions are: other providers may be faster for those."""
+    """Return whether all its convolutions are linears, for which other providers may be faster."""
     parts = [part for part in block.modules() if isinstance(part, DeferringConvolution)]
     return all(isinstance(part, PackedLinear) for part in parts)

@@ -1,8 +1,8 @@
-"""What convolutions over time as linears are asked for by their hosts: zeros beside their input, with its channels last in memory.
+"""Padding and ELUs around 1-d convolutions that run as linears, with channels last in memory.
 
-Codecs of sound (SEANet: Tagliasacchi et al. 2020, arXiv:2009.02095) put zeros, or the sound mirrored, on one side in the forward of
-a module around the convolution. Torch's padding has the channels first whatever it is given, so a convolution that reads channels
-last would have its input turned, and its output turned back.
+Audio codecs (SEANet: Tagliasacchi et al. 2020, arXiv:2009.02095) pad the audio on one side, by zeros or reflection, in the
+forward of a module around the convolution. torch's padding returns channels first for any input, so the input of a convolution
+with channels last would be transposed, and its output transposed back.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ STRUCTURE, WAITING = "conv1d padding", "conv1d ELU"
 
 
 class PaddedOverTime(FusedModuleMixin):
-    """Mixed into the class of a module around a convolution over time: its own forward, where padding keeps the channels last."""
+    """Mixed into the class of a module around a 1-d convolution: its own forward, with padding that keeps channels last."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         own = self._original_class.forward
@@ -41,7 +41,7 @@ class PaddedOverTime(FusedModuleMixin):
 
 
 class ELUOverTime(FusedModuleMixin):
-    """Mixed into `nn.ELU`: what it gives for sound with its channels last waits for a convolution, which wants zeros beside it."""
+    """Mixed into `nn.ELU`: its output for audio with channels last waits for a convolution that needs padding."""
 
     alpha: float
     inplace: bool
@@ -56,7 +56,8 @@ class ELUOverTime(FusedModuleMixin):
 
 
 def keep_channels_last(context: Context) -> list[PlanItem]:
-    """Have modules around convolutions over time pad so, and ELUs beside them wait. To be called when these are packed."""
+    """Keep channels last in the padding around 1-d convolutions, and make ELUs next to them wait. Call it after convolutions are
+    packed."""
     items = fuse_each(context, STRUCTURE, _match_padding, lambda fused, path: ("pad", "as its input"))
     waits = fuse_each(context, WAITING, _match_elu, lambda fused, path: ("elu", "as its input"))
     return [*items, *waits]
@@ -104,7 +105,8 @@ def _padded(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _pad(input: Tensor, pad: Any, mode: str = "constant", value: float | None = None) -> Tensor | None:
-    """What `functional.pad` gives for sound [B, C, L] whose channels are last in memory, as they are then, too; None for others."""
+    """Return the output of `functional.pad` for audio [B, C, L] with channels last in memory, in the same layout; None for other
+    inputs."""
     mirrors = mode == "reflect"
     if not (mirrors or mode == "constant") or input.dim() != 3 or len(pad) != 2 or input.is_contiguous():
         return None

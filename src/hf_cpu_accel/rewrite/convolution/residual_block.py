@@ -1,8 +1,7 @@
-"""Layer fusion for networks of convolutions: a residual block (He et al. 2015, arXiv:1512.03385), or a whole stage, in one call.
+"""Layer fusion for convolution networks: a residual block (He et al. 2015, arXiv:1512.03385), or a whole stage, in one call.
 
-Which convolution reads what, and what joins it, is not guessed from classes or names: a module is run on a small image, and what
-its convolutions and poolings were asked to compute is all that it does if its output is the last of theirs (trace.py).
-The chain is then verified on others.
+The links are not guessed from classes or names: a module runs on a small image, and the calls of its convolutions and poolings
+are all that it does if its output is the last of theirs (trace.py). The chain is then verified on other images.
 """
 
 from __future__ import annotations
@@ -53,14 +52,14 @@ _PIXELS = (3, 1, 1)  # where layers that halve an image leave its shape; not all
 class FusedResidualBlock(FusedModuleMixin):
     """Mixed into the module's own class: [N, C, H, W] -> [N, C', H', W'], channels last.
 
-    The children, hooks and attributes are those of the original, whose own forward it runs where hooks look at what is inside,
-    for other arguments, and while a graph is traced.
+    The children, hooks and attributes are those of the original. Its own forward runs where hooks read values inside, for other
+    arguments, and while a graph is traced.
 
     Attributes:
         _bf16_intermediates: images between its convolutions are bfloat16, unless all weights are float32.
-        _defers: what it makes is computed with what the blocks beside it make, when that is read (neighbors.py).
-        _ranges: of what each link makes, where that may be in 8 bits; None for none (static_images.py).
-        _observer: called with the number of each link, and what it made, while examples are watched.
+        _defers: its output is computed together with that of neighboring blocks, when it is read (neighbors.py).
+        _ranges: static ranges of the outputs of the links, where these may be int8; None without any (static_images.py).
+        _observer: called with the number of each link and its output, during calibration.
     """
 
     _chain: Chain
@@ -103,7 +102,7 @@ class FusedResidualBlock(FusedModuleMixin):
 
     @property
     def is_narrow(self) -> bool:
-        """Whether what passes between its convolutions may be less than float32."""
+        """Return whether images between its convolutions may be narrower than float32."""
         return self._bf16_intermediates and _coarsest(self, self._chain) != "float32"
 
     @property
@@ -137,7 +136,7 @@ class FusedResidualBlock(FusedModuleMixin):
         return known[1]
 
     def _output_shape(self, image: Tensor) -> tuple[int, ...] | None:
-        """None where there would be nothing."""
+        """Return the shape of the output, or None if it would be empty."""
         known = self._shape
         if known is None or known[0] != image.shape:
             rows = tuple(image.shape[number] for number in (0, 2, 3, 1))
@@ -146,7 +145,7 @@ class FusedResidualBlock(FusedModuleMixin):
         return known[1] if min(known[1]) > 0 else None
 
     def _observed(self, image: Tensor, observer: Callable[[int, Tensor], None]) -> Tensor:
-        """Link by link, in the dtype of the image."""
+        """Run link by link, in the dtype of the image."""
         images = [image]
         for number, link in enumerate(self._chain):
             images.append(link.compute(self, images))
@@ -163,22 +162,22 @@ class FusedResidualBlock(FusedModuleMixin):
 
 
 def fuse_residual_blocks(context: Context) -> list[PlanItem]:
-    """Fuse the largest modules of the model that are such chains. To be called when convolutions are packed."""
+    """Fuse the largest modules of the model that are chains of convolutions. Call it after convolutions are packed."""
     return fuse_each(context, STRUCTURE, chain_of, op_and_dtype, skip_children=True, expected=is_listed)
 
 
 def op_and_dtype(fused: FusedResidualBlock, path: str) -> tuple[str, str]:
-    """For the plan."""
+    """Return the op and dtype for the plan."""
     return "convolutions", _coarsest(fused, fused._chain)
 
 
 def chain_of(
     layer: nn.Module, path: str, context: Context, *, fewest: int = 2
 ) -> FusedResidualBlock | Refusal | None:
-    """The layer with the fused forward, if that does what the layer does; None if it holds something else.
+    """Return the layer with the fused forward if both agree; None if it holds something else.
 
     Args:
-        fewest: convolutions and poolings that there must be.
+        fewest: minimum number of convolutions and poolings.
     """
     if not may_be_chain(layer, fewest):
         return None
@@ -211,9 +210,10 @@ def chain_of(
 
 
 def may_be_chain(layer: nn.Module, fewest: int = 2) -> bool:
-    """A convolution, so many of them and of poolings at least, and else only what has no state of its own.
+    """Return whether the layer has a convolution, at least `fewest` convolutions and poolings, and otherwise only modules
+    without state.
 
-    One of several is no linear: those may be faster by another provider, which is asked for each alone.
+    One of several convolutions must not be a linear: those may be faster by another provider, which runs each alone.
     """
     if isinstance(layer, PackedModule | FoldedNorm | FusedResidualBlock):
         return False
@@ -234,7 +234,7 @@ def _takes_image(shadow: Shadow, image: Tensor) -> bool:
 
 
 def _agree(fused: nn.Module, shadow: Shadow, image_of: Callable[..., Tensor], dtype: str) -> bool:
-    """Whether the chain gives what the layer gives for other images, in batches and in both dtypes, too."""
+    """Return whether the chain agrees with the layer for other images, also in batches and in both dtypes."""
     layer = shadow.module
     with shadow.running():
         for sizes in (*_OTHERS, _PIXELS):
@@ -253,14 +253,14 @@ def _agree(fused: nn.Module, shadow: Shadow, image_of: Callable[..., Tensor], dt
 
 
 def _first(layer: nn.Module, chain: Chain) -> Any:
-    """The first convolution or norm that reads the layer's input, or None."""
+    """Return the first convolution or norm that reads the layer's input, or None."""
     readers = (link for link in chain if link.source == 0 and isinstance(link, Link | AffineLink))
     link = next(readers, None)
     return None if link is None else layer.get_submodule(link.path)
 
 
 def _coarsest(layer: nn.Module, chain: Chain) -> str:
-    """The dtype of the weights, the coarsest where they differ."""
+    """Return the dtype of the weights, the coarsest if they differ."""
     dtypes = {layer.get_submodule(link.path).packed_dtype for link in chain if isinstance(link, Link)}
     return next(dtype for dtype in reversed(DTYPES) if dtype in dtypes)
 
@@ -275,7 +275,7 @@ def _channels_of(reader: Any) -> int:
 
 
 def _image(reader: Any, batch: int, height: int, width: int, times: int = 1) -> Tensor:
-    """One that a convolution or norm reads, so many times as large."""
+    """Return a random image for a convolution or norm, `times` as large."""
     generator = torch.Generator().manual_seed(0)
     sides = (times * height + times // 2, times * width + times // 2)
     image = torch.randn(batch, _channels_of(reader), *sides, generator=generator)

@@ -1,4 +1,4 @@
-"""The Snake activations of codecs of sound and of vocoders (DAC, Stable Audio's, BigVGAN): one pass over memory instead of five."""
+"""The Snake activations of audio codecs and vocoders (DAC, Stable Audio, BigVGAN): one pass over memory instead of five."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _EPS = 1e-9  # in all hosts
 
 @dataclass(frozen=True)
 class Form:
-    """How the numbers of the op come from the parameters of a module.
+    """The mapping from parameters of a module to arguments of the op.
 
     Attributes:
         divisor: the name of the parameter that the squared sine is divided by.
@@ -44,7 +44,7 @@ class Form:
     in_logarithms: bool
 
     def numbers(self, module: nn.Module) -> tuple[Tensor, Tensor]:
-        """alpha and scale, float32 [C] each."""
+        """Return alpha and scale, float32 [C] each."""
         alpha, divisor = self._read(module, "alpha"), self._read(module, self.divisor)
         return alpha.contiguous(), (divisor + _EPS).reciprocal()
 
@@ -56,7 +56,7 @@ class Form:
 
 
 class FusedSnake(FusedModuleMixin):
-    """Mixed into a module that is the activation of sound [B, C, L], channels first or last in memory."""
+    """Mixed into a Snake activation of audio [B, C, L], with channels first or last in memory."""
 
     _form: Form
 
@@ -79,12 +79,12 @@ class FusedSnake(FusedModuleMixin):
         return None
 
     def _promotes(self, sound: Tensor) -> bool:
-        """Whether the own forward gives another dtype than that of `sound`."""
+        """Return whether the own forward returns another dtype than that of `sound`."""
         return any(torch.result_type(sound, parameter) != sound.dtype for parameter in self.parameters())
 
 
 class SnakeRule:
-    """Activations x + sin(alpha x)^2 / beta, whatever alpha and beta are made of."""
+    """Activations x + sin(alpha x)^2 / beta, with any parametrization of alpha and beta."""
 
     name = STRUCTURE
 
@@ -116,7 +116,7 @@ def _forms(names: set[str]) -> Iterator[Form]:
 
 
 def _error(module: nn.Module, form: Form, channels: int) -> float:
-    """The largest of copies with random parameters, of both signs and all sizes, and of one with the present ones."""
+    """Return the largest error of copies with random parameters, of both signs and all sizes, and of one with the current ones."""
     generator = torch.Generator().manual_seed(0)
 
     def drawn(*shape: int) -> Tensor:

@@ -1,5 +1,4 @@
-"""Sound between convolutions over time: which ones stand where it is read or made, in every dtype, and how it has its channels last
-in memory there."""
+"""Audio between 1-d convolutions: find the ones that read or create audio, and keep channels last in memory between them."""
 
 from __future__ import annotations
 
@@ -14,18 +13,18 @@ from hf_cpu_accel.rewrite.core.context import Context
 
 
 def is_of_sound(module: nn.Module) -> bool:
-    """A convolution over time whose input is one channel, several steps at once."""
+    """Return whether the module is a 1-d convolution with one input channel and more than four steps."""
     return _over_time(module) and _side(module, "in_channels") == 1 and _size(module) > 4
 
 
 def gives_sound(module: nn.Module) -> bool:
-    """A convolution over time whose output is one channel, of several steps at once."""
+    """Return whether the module is a 1-d convolution with one output channel and several steps."""
     return _over_time(module) and _side(module, "out_channels") == 1 and _size(module) > 1
 
 
 def follows_sound(path: str, context: Context) -> bool:
-    """Whether the first of its row of layers reads sound, or a convolution in the list around it reads or gives sound, which gains
-    as a linear in every dtype: channels are last from there on, or up to there."""
+    """Return whether the first of its row of layers reads audio, or a convolution in the list around it reads or creates audio.
+    Then a linear gains in every dtype: channels are last from there on, or up to there."""
     row, outer = _row_of(path), _list_around(path)
     for other, module in context.root.named_modules():
         if is_of_sound(module) and _row_of(other) == row:
@@ -37,15 +36,15 @@ def follows_sound(path: str, context: Context) -> bool:
 
 
 def is_repeated(path: str, context: Context) -> bool:
-    """Whether the convolution over time at `path` is one of several in the same place of layers in lists."""
+    """Return whether the 1-d convolution at `path` is one of several in the same place of layers in lists."""
     row = _row_of(path)
     others = (other for other, module in context.root.named_modules() if _over_time(module))
     return any(other != path and _row_of(other) == row for other in others)
 
 
 class DeferredELU(LazyTensor):
-    """The ELU (Clevert et al. 2015, arXiv:1511.07289) of sound [B, C, L] until it is known who reads it: a convolution wants zeros
-    beside it."""
+    """The ELU (Clevert et al. 2015, arXiv:1511.07289) of audio [B, C, L] before its reader is known: a convolution needs padding
+    around it."""
 
     _input: VersionGuard
     _alpha: float
@@ -57,7 +56,7 @@ class DeferredELU(LazyTensor):
         return deferred
 
     def write_to(self, rows: Tensor) -> None:
-        """The values into `rows` [B, L, C]."""
+        """Write the values into `rows` [B, L, C]."""
         if self._tensor is None:
             torch.ops.aten.elu.out(self._input.tensor().transpose(1, 2), self._alpha, out=rows)
         else:
@@ -68,14 +67,15 @@ class DeferredELU(LazyTensor):
 
 
 def has_channels_last(sound: Tensor) -> bool:
-    """Whether sound [B, C, L] is rows of channels in memory, by its strides alone: a deferred one is not asked for its values."""
+    """Return whether audio [B, C, L] has channels last in memory, by its strides alone: deferred audio is not computed."""
     batch, channels, length = sound.shape
     along = batch < 2 or sound.stride(0) == channels * length
     return along and sound.stride(1) == 1 and (length < 2 or sound.stride(2) == channels)
 
 
 def rows_of_channels(sound: Tensor, before: int, after: int, value: float = 0.0) -> Tensor:
-    """Sound [B, C, L] as [B, before + L + after, C], contiguous; itself where it lies so already, and nothing comes beside it."""
+    """Return audio [B, C, L] as [B, before + L + after, C], contiguous; a view if it has this layout already and needs no
+    padding."""
     rows = sound.transpose(1, 2) if not isinstance(sound, DeferredELU) else None
     if rows is not None and rows.is_contiguous() and not (before or after):
         return rows
@@ -96,13 +96,13 @@ def _row_of(path: str) -> str:
 
 
 def _list_around(path: str) -> str | None:
-    """What stands before the first number in a path; None without any, and where that is all of it."""
+    """Return the part of a path before its first number, or None if there is no number or nothing follows it."""
     found = re.match(r"(.*?\.)??\d+\.", path)
     return found[1] if found else None
 
 
 def _over_time(module: Any) -> bool:
-    """Whether it is a convolution over one dimension, or stands in for one."""
+    """Return whether the module is a 1-d convolution, or replaces one."""
     size = getattr(module, "kernel_size", None)
     return isinstance(size, tuple) and len(size) == 1
 

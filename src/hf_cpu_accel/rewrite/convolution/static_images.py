@@ -1,4 +1,5 @@
-"""The stage that gives images between convolutions the ranges which examples show, so that they pass in 8 bits (int8-static)."""
+"""The stage that sets static ranges of images between convolutions from calibration examples, so that they pass as int8
+(int8-static)."""
 
 from __future__ import annotations
 
@@ -28,10 +29,10 @@ Values = dict[int, ObservedValues]
 
 
 def make_static(context: Context) -> Iterable[PlanItem]:
-    """Watch the images of fused blocks in two rounds of `context.calibration`, and set their ranges.
+    """Observe the images of fused blocks in two passes over `context.calibration`, and set their ranges.
 
     Raises:
-        ValueError: no examples, or one that the model does not take.
+        ValueError: there are no examples, or the model rejects one.
     """
     if not context.static:
         return ()
@@ -85,7 +86,7 @@ def _run_examples(context: Context, done: Callable[[], object]) -> None:
 
 
 def _set_ranges(path: str, block: FusedResidualBlock, seen: Values, context: Context) -> Iterator[PlanItem]:
-    """Of the images that its convolutions make; those of poolings are those that they read."""
+    """Set the ranges of the outputs of convolutions, and yield their rows; poolings keep the range of their input."""
     ranges: list[Range | None] = []
     fits = can_be_in_bytes(block.steps(), last=True)
     for number, link in enumerate(block._chain):
@@ -108,7 +109,7 @@ def _set_ranges(path: str, block: FusedResidualBlock, seen: Values, context: Con
 
 
 def _range_of(values: ObservedValues | None, method: str) -> tuple[Range | None, str | None]:
-    """The range, or why there is none."""
+    """Return the range, or the reason why there is none."""
     if values is None:
         return None, "no calibration example reached it: quantized at run time"
     range = values.range(method)

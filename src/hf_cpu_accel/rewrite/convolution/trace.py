@@ -1,4 +1,4 @@
-"""Which convolutions, poolings, norms, gates and sums a module is made of, read from what it does to a small image."""
+"""Trace the convolutions, poolings, norms, gates and sums of a module, from a call with a small image."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ _ODD_AND_EVEN = (33, 32)
 
 
 def read(layer: nn.Module, image_of: Callable[[int], Tensor], *, fewest: int = 2) -> Chain | Refusal:
-    """The chain that `layer` is, as far as a few images show.
+    """Return the chain of `layer`, from calls with a few images.
 
     Args:
-        image_of: makes an image that the layer takes, of that height and width.
-        fewest: convolutions and poolings that there must be.
+        image_of: returns an image for the layer, of that height and width.
+        fewest: minimum number of convolutions and poolings.
     """
     chain = _read(layer, image_of(_SMALL), fewest)
     if isinstance(chain, Refusal) or not any(isinstance(link, Link) and link.zeros for link in chain):
@@ -67,7 +67,7 @@ def read(layer: nn.Module, image_of: Callable[[int], Tensor], *, fewest: int = 2
 
 
 def _reconciled(link: AnyLink, other: AnyLink) -> AnyLink:
-    """One link of the two that were read from images of different sizes."""
+    """Return one link for the two that were traced on images of different sizes."""
     if not (isinstance(link, Link) and isinstance(other, Link)) or link.zeros is None or other.zeros is None:
         return link
     is_same = link.zeros.same and other.zeros.same and link.zeros != other.zeros
@@ -98,16 +98,16 @@ def _read(layer: nn.Module, image: Tensor, fewest: int) -> Chain | Refusal:
 
 @dataclass
 class _Trace:
-    """What the parts of a module are asked for while it is given an image, and what is done with what they make.
+    """The calls of the parts of a module for one image, and the ops between them.
 
     Attributes:
-        images: the input, and then what each of the links made, and how often each had been written to by then; None for what the
-            module itself does not have.
-        padded: images with zeros around them: of which one, and what.
-        moves: what is done to channels.
-        same: what is an image once more, and which.
-        gates: numbers of images of one pixel, however large the input is.
-        foreign: whether a part read something else.
+        images: the input and the outputs of the links, each with its version at that time; None for outputs that the module
+            does not see.
+        padded: images with zeros around them: the number of the image, and the zeros.
+        moves: the moves of channels.
+        same: tensors that equal an image, and its number.
+        gates: numbers of images of one pixel, for any size of the input.
+        foreign: whether a part read another tensor.
         is_inside: whether a part is computing.
     """
 
@@ -144,7 +144,7 @@ class _Trace:
         return self.add_link(output, link)
 
     def called(self, link: Callable[[int, int], AnyLink], part: nn.Module, input: Tensor) -> Tensor:
-        """A pooling or a norm is; link: what it is then, of the number of an image and its channels."""
+        """Record the call of a pooling or a norm; `link` creates its link from the number of an image and its channels."""
         input = ordinary(input)
         with self._inside():
             output: Tensor = type(part).forward(part, input)
@@ -157,10 +157,10 @@ class _Trace:
     def done(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, writes: bool
     ) -> None:
-        """Note what an op did, if that may be a link: what is not noted nothing may read.
+        """Record an op if it may be a link; the output of an op that is not recorded must not be read.
 
         Args:
-            writes: it wrote to its first argument, whose version will count that.
+            writes: whether it wrote to its first argument, whose version counts that.
         """
         if self.moves.done(self, func, args, kwargs, output):
             return None
@@ -184,7 +184,7 @@ class _Trace:
             self.images[-1] = (output, output._version + 1)
 
     def number(self, image: Tensor) -> int | None:
-        """Which image that is, as it was made."""
+        """Return the number of the image, if it is unchanged, or None."""
         known = (number for number, (tensor, _) in reversed(list(enumerate(self.images))) if tensor is image)
         number = next(known, None)
         if number is None:
@@ -192,11 +192,11 @@ class _Trace:
         return None if image._version != self.images[number][1] else number
 
     def add_copy(self, image: Tensor, source: int) -> None:
-        """Note that `image` is image `source` once more."""
+        """Record that `image` is image `source` again."""
         self.same.append((image, source))
 
     def is_last(self, output: Tensor) -> bool:
-        """Whether that is what the last of them made, and neither it nor the input was written to."""
+        """Return whether `output` is the output of the last link, and neither it nor the input was written to."""
         input = self.images[0][0]
         assert input is not None
         return self.number(output) == len(self.images) - 1 and self.number(input) == 0
@@ -219,7 +219,7 @@ class _Trace:
             self.padded.append((output, source, zeros))
 
     def _source(self, input: Tensor, convolution: Any) -> tuple[int, Zeros | None] | None:
-        """Which image a convolution reads, and what is around that."""
+        """Return the number of the image that a convolution reads, and the zeros around it, or None."""
         for padded, source, zeros in self.padded:
             if padded is not input or padded._version != 0:
                 continue
@@ -234,7 +234,7 @@ class _Trace:
         return None if number is None else (number, None)
 
     def add_link(self, output: Tensor | None, link: AnyLink) -> Any:
-        """Note the image that a link makes."""
+        """Record the image that a link creates."""
         self.links.append(link)
         if isinstance(link, MeanLink) or (
             link.source in self.gates and (getattr(link, "residual", None) in (None, *self.gates))
@@ -253,7 +253,7 @@ class _Trace:
 
 
 def _watch(trace: _Trace, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Around ops: tell `trace` of those outside of parts. A convolution is computed for one that cannot join it."""
+    """Run an op and report it to `trace`, unless a part is running. A convolution is computed if the op cannot join it."""
     if trace.is_inside:
         return func(*args, **kwargs)
     waiting = any(isinstance(arg, DeferredConvolution) for arg in args)
@@ -276,7 +276,7 @@ def _computed(arg: Any) -> Any:
 
 
 def _listen(trace: _Trace, path: str, module: nn.Module) -> None:
-    """Have `trace` told what `module`, of a shadow, is asked for."""
+    """Report the calls of `module`, a module of a shadow, to `trace`."""
 
     def compute(input: Tensor, epilogue: Epilogue) -> Tensor:
         return trace.computed(path, module, input, epilogue)

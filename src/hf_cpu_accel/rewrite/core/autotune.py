@@ -1,8 +1,7 @@
 """Measure each kind of fused part against its own forward, once per size of call, over the same packed weights.
 
 Fused parts save calls and memory traffic, so they are nearly always faster. Where a kernel is slower on a CPU, the part runs its
-own
-forward for calls of that size, and `explain()` reports it. This takes no second copy of the weights.
+own forward for calls of that size, and `explain()` reports it. This takes no second copy of the weights.
 
 The first call of a size is not measured, so a single call costs nothing. Later calls share the time budget of all measurements
 (`providers/budget.py`). After all measurements a call of the model costs one look-up.

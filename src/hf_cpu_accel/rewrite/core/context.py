@@ -60,9 +60,8 @@ class Context:
         name: the name of this model in the target, if the target has several.
         measured: whether other providers may serve where they were measured to be faster.
         slots: the places of each module, as (parent, name): several for a module used twice; none for the root and for `listed`.
-        listed: ids of modules that a plain list holds besides their parent (as in Mask2Former): a loop over the list would
-            not see a
-            replacement.
+        listed: ids of modules that a plain list holds besides their parent (as in Mask2Former): a loop over the list would not
+            see a replacement.
         owners: the paths of the parameters, by storage: several where weights are tied.
         has_layers: whether linears repeat in numbered layers, so that those outside of them are heads.
         handled: ids of the modules that a rule has handled, and of those that none may replace: TorchScript's.
@@ -78,9 +77,8 @@ class Context:
         float16: the float16 weights, which are float32 during the rewrite; None if there are none. `widening` casts them.
         asked, chosen: dtypes of modules by `config.dtypes`, with their paths in the target; by accuracy, with their paths in
             `root`.
-        calibration: the calls of `root` for which four-bit weights are rounded, or which show the ranges of images;
-            `calibrated` has
-            the rounded weights.
+        calibration: the calls of `root` for which four-bit weights are rounded, or which show the ranges of images; `calibrated`
+            has the rounded weights.
     """
 
     root: nn.Module
@@ -200,12 +198,9 @@ class Context:
         """Return the dtype that `linears`, at or below `path`, are packed in.
 
         Integers are for linears that repeat in each layer, and for heads with a large vocabulary, which take most of the time. A
-        pooler or a
-        head for a few classes costs little and its error goes straight into the output, so it stays float32. With int4 a head
-        has 8 bits
-        unless `config.head_dtype` differs: in 4 bits it caused a sixth of the error of a small language model. A dtype that
-        settings give to a
-        module by name always wins.
+        pooler or a head for a few classes costs little and its error goes straight into the output, so it stays float32. With
+        int4 a head has 8 bits unless `config.head_dtype` differs: in 4 bits it caused a sixth of the error of a small language
+        model. A dtype that settings give to a module by name always wins.
         """
         own = self.own_dtype(path)
         if own is not None:

@@ -1,10 +1,8 @@
 """Compare the first real call of each fused part with its own forward, over the same packed weights.
 
 A part is matched from a trace and verified on random inputs when a model is accelerated. A caller may pass other inputs, so the
-two are
-compared once on real ones. If they differ by more than the published bound of the dtype, this part alone goes back to its own
-forward,
-with a warning and a row in `explain()`. From the second call on the check is gone.
+two are compared once on real ones. If they differ by more than the published bound of the dtype, this part alone goes back to
+its own forward, with a warning and a row in `explain()`. From the second call on the check is gone.
 """
 
 from __future__ import annotations

@@ -23,8 +23,8 @@ class PackedModule(Replacement):
     """A module with a packed weight.
 
     It has the bias parameter of the original module. The packed weight is neither parameter nor buffer, so
-    `model.to(torch.bfloat16)` does
-    not change it. `state_dict()` has the names and shapes of the original, with dequantized values.
+    `model.to(torch.bfloat16)` does not change it. `state_dict()` has the names and shapes of the original, with dequantized
+    values.
 
     Attributes:
         bias: the Parameter of the original, or None.
@@ -64,7 +64,7 @@ class PackedModule(Replacement):
 
     @property
     def weight(self) -> Tensor:
-        """The original Parameter where it is kept (tied to another module, or `originals="memory"`), else read-only
+        """Return the original Parameter if it is kept (tied to another module, or `originals="memory"`), else read-only
         dequantized values."""
         kept = self._parameters.get("weight")
         if kept is not None:

@@ -130,8 +130,7 @@ def placeholders(parameters: Sequence[nn.Parameter]) -> list[nn.Parameter]:
     """Return parameters of these shapes and dtypes, each at its own address, that share the memory of the largest.
 
     Their values look like untrained weights, and no two rows of one are equal. Matrices are contiguous, as grouped products need
-    them,
-    except matrices so large (tables and heads) that no stage multiplies by them to identify a structure.
+    them, except matrices so large (tables and heads) that no stage multiplies by them to identify a structure.
     """
     layouts = [_layout(tuple(parameter.shape)) for parameter in parameters]
     length = max((reach for _, reach in layouts), default=0) + _APART * len(parameters) + 1

@@ -43,8 +43,8 @@ class Rule(Protocol):
     """One kind of rewrite.
 
     `match` changes nothing. `apply` builds the replacement and compares it with the original if `config.verify` is set. It
-    replaces the
-    original through `context.journal`, which can undo that. If the two differ, the original stays and the items give the reason.
+    replaces the original through `context.journal`, which can undo that. If the two differ, the original stays and the items
+    give the reason.
     """
 
     name: str

@@ -1,13 +1,11 @@
 """Copies of modules that share their weights. Matchers run these shadows, so that the model itself stays untouched.
 
-A model may serve requests while a part of it is matched. The shadow of a tree of modules has the same parameters, buffers and plain
-attributes, but its own modules and its own dictionaries for parameters and hooks. It calls no hooks: neither those of torch,
-which belong
-to the user, nor forwards that diffusers and accelerate set.
+A model may serve requests while a part of it is matched. The shadow of a tree of modules has the same parameters, buffers and
+plain attributes, but its own modules and its own dictionaries for parameters and hooks. It calls no hooks: neither those of
+torch, which belong to the user, nor forwards that diffusers and accelerate set.
 
 The weights are still those of the model. A forward that writes to them is stopped, for example an adapter of peft that unmerges
-itself
-when it is called while disabled: see `running`.
+itself when it is called while disabled: see `running`.
 """
 
 from __future__ import annotations

@@ -35,8 +35,7 @@ def traced(
     Args:
         ops: {op below autograd, such as `torch.ops.aten.embedding.default`: listener}.
         functions: {function of torch as Python calls it, such as `torch.softmax`: listener}. Functions that it calls in turn are
-            not
-            reported.
+            not reported.
         replacements: {op: function that is called in its place, with its arguments}.
 
     Raises:

@@ -82,8 +82,7 @@ def computes_alike(candidate: object, reference: object, tolerance: float, *, qu
 
     Args:
         quantizes: whether they quantize intermediate values. A value between two steps may round either way, which moves a few
-            rows by
-            more than rounding does. Three of four rows must be within a tenth of the tolerance.
+            rows by more than rounding does. Three of four rows must be within a tenth of the tolerance.
     """
     error = row_error(candidate, reference)
     if error <= tolerance or not quantizes:

@@ -1,8 +1,7 @@
 """List packed weights in `parameters()` of accelerated models, as values that are unpacked when read.
 
 A loop that writes to all parameters raises at the first packed one, instead of writing to the rest alone. Counts of parameters
-equal
-those of the original, and `get_memory_footprint()` returns the size of the packed weights.
+equal those of the original, and `get_memory_footprint()` returns the size of the packed weights.
 """
 
 from __future__ import annotations

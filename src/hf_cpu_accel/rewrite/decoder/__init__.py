@@ -1,1 +1,1 @@
-"""Decoder layers, and the stacks that they make."""
+"""Decoder layers, and stacks of them."""

@@ -1,4 +1,4 @@
-"""What fused layers ask of a cache. transformers, which caches are from, is imported with the first one."""
+"""Access of fused layers to caches. transformers, whose caches these are, is imported with the first one."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ if TYPE_CHECKING:
 
 
 def storage_of(cache: Any, index: int, repeats: int) -> KeyValueStorage | None:
-    """See `generate.host_layers.storage_of`."""
+    """Return the storage of a cache layer; see `generate.host_layers.storage_of`."""
     return _host_layers().storage_of(cache, index, repeats)
 
 
 def start_of(cache: Cache | None) -> Tensor | None:
-    """int32 [batch], the position of each sequence's first token where `cache` knows that they differ.
+    """Return int32 [batch], the position of each sequence's first token, if `cache` knows that they differ, or None.
 
-    One of ours does: the decode loop passes no mask. Stock loops pass one with every token.
+    `CPUCache` does: the decode loop passes no mask. Loops of transformers pass one with every token.
     """
     start: Tensor | None = getattr(cache, "start", None)
     return start
 
 
 def remember_start(cache: Cache | None, start: Tensor | None) -> None:
-    """For steps that come without a mask: only the decode loop has such, and its cache is one of ours."""
+    """Store `start` for steps without a mask: only the decode loop has such steps, with a `CPUCache`."""
     from hf_cpu_accel.generate.cache import CPUCache
 
     if isinstance(cache, CPUCache) and not _are_equal(cache.start, start):
@@ -37,7 +37,8 @@ def remember_start(cache: Cache | None, start: Tensor | None) -> None:
 
 
 def cross_layer(cache: Any, index: int) -> Any:
-    """The layer of an `EncoderDecoderCache` that holds what decoder layer `index` looks at; None if the op cannot use it."""
+    """Return the layer of an `EncoderDecoderCache` for the cross-attention of decoder layer `index`, or None if the op cannot
+    use it."""
     from transformers import EncoderDecoderCache
     from transformers.cache_utils import DynamicLayer
 

@@ -1,4 +1,4 @@
-"""How a model calls its layers: a short prompt runs through it, and the arguments that reach each layer are kept."""
+"""Record how a model calls its layers: run a short prompt, and keep the arguments of each layer."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class LayerCall:
 
     Attributes:
         names: of the parameters of its forward after hidden_states, in their order.
-        cache: name of the argument that is the cache of keys and values.
-        mask: the name of the attention mask.
-        rotary: the name of the (cos, sin) tables, or None if the layer gets none.
-        encoder, encoder_mask: the names of an encoder's output that the layer attends to, and of its mask; None if it gets none.
-        hidden_states: what is passed first, and by position.
-        shared: the name of a mapping in which layers find keys and values of earlier ones, or None if the layer gets none.
+        cache: name of the KV cache argument.
+        mask: name of the attention mask.
+        rotary: name of the (cos, sin) tables, or None if the layer gets none.
+        encoder, encoder_mask: names of the encoder output for cross-attention and of its mask; None if the layer gets none.
+        hidden_states: the first argument, which is positional.
+        shared: name of a mapping in which layers find keys and values of earlier ones, or None if the layer gets none.
     """
 
     hidden_states: Tensor
@@ -49,9 +49,9 @@ class Stack:
 
     Attributes:
         layers: (path below the root, module), in the order of the calls.
-        calls: one per layer, from a prompt whose first sequence is padded on the left by two tokens. What an encoder gave for the
+        calls: one per layer, from a prompt whose first sequence is padded on the left by two tokens. The encoder output of the
             second sequence is padded on the right.
-        returned: whether what the last layer gives is what the owner returns, with nothing done to it.
+        returned: whether the owner returns the output of the last layer unchanged.
     """
 
     owner: nn.Module
@@ -62,14 +62,14 @@ class Stack:
 
 @dataclass(frozen=True)
 class RefusedStack:
-    """Layers that take a cache of keys and values, whose model does not call them as such layers are called."""
+    """Layers that take a KV cache, but that their model does not call like decoder layers."""
 
     layers: tuple[tuple[str, nn.Module], ...]
     refusal: Refusal
 
 
 def stacks_of(root: nn.Module) -> Iterator[Stack | RefusedStack]:
-    """The stacks of decoder layers in `root`, which may be run for it: its linears are packed already."""
+    """Yield the stacks of decoder layers in `root`, which may be called: its linears are packed already."""
     models = pretrained_models()
     if not models:
         return
@@ -100,7 +100,7 @@ def _cache_name(module: nn.Module) -> str | None:
 
 
 def _outermost(candidates: Sequence[tuple[str, nn.Module]]) -> list[tuple[str, nn.Module]]:
-    """Attention modules take the same arguments as the layers that they are in."""
+    """Return the outermost candidates: attention modules take the same arguments as the layers around them."""
     paths = [path for path, _ in candidates]
     return [
         (path, module)
@@ -110,7 +110,7 @@ def _outermost(candidates: Sequence[tuple[str, nn.Module]]) -> list[tuple[str, n
 
 
 def _run(owner: Any, layers: list[tuple[str, nn.Module]]) -> Stack | Refusal | None:
-    """The calls of a prompt's forward; None if the layers were given no cache, and are not those of a decoder."""
+    """Return the calls of a forward of a prompt, or None if the layers got no cache and are not decoder layers."""
     takes = parameters_of(owner.forward)
     crosses = ENCODER in takes and all(
         ENCODER in parameter_names(layer.forward, keyword_only=True) for _, layer in layers
@@ -182,7 +182,7 @@ def _call(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> La
 
 
 def _holds_heads(value: Any) -> bool:
-    """Whether it is a mapping to pairs of keys and values, as it is when layers have been called with it."""
+    """Return whether the value is a mapping to pairs of keys and values, as after calls of layers."""
     return (
         isinstance(value, MutableMapping)
         and len(value) > 0

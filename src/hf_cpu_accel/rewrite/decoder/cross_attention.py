@@ -1,4 +1,4 @@
-"""What decoder layers look at in their encoder's output: keys and values, made once per text."""
+"""Keys and values for the cross-attention of decoder layers, computed once per text."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from hf_cpu_accel.rewrite.decoder.role import BoundLayer
 
 @dataclass(frozen=True)
 class EncoderMemory:
-    """What a layer was given of its encoder.
+    """The encoder output that a layer got.
 
     Attributes:
         states: [B, length, C].
-        mask: as the host made it, readable by `key_padding`, or None.
-        cache: transformers' EncoderDecoderCache, or None where nothing is kept.
+        mask: the mask of the host, readable by `key_padding`, or None.
+        cache: the EncoderDecoderCache of transformers, or None without a cache.
     """
 
     states: Tensor
@@ -33,13 +33,13 @@ class EncoderMemory:
         return self.states is other.states and self.mask is other.mask and self.cache is other.cache
 
     def padding(self) -> Tensor | None:
-        """bool [B, length], True where there is a token, or None."""
+        """Return bool [B, length], True where there is a token, or None."""
         return None if self.mask is None else key_padding(self.mask, self.states.shape[0])
 
 
 @dataclass(frozen=True)
 class CrossArguments:
-    """The op's arguments of these names."""
+    """The arguments of the op with these names."""
 
     cross_keys: list[Tensor]
     cross_values: list[Tensor]
@@ -48,9 +48,9 @@ class CrossArguments:
 
 
 def key_padding(mask: Tensor, batch: int) -> Tensor | None:
-    """bool [batch, length] if that is what `mask` [B, 1, q_len, length] says, the same for all queries; else None.
+    """Return `mask` [B, 1, q_len, length] as bool [batch, length] if it is equal for all queries, else None.
 
-    In numbers that are added to scores it says so by zeros, and by the smallest number where padding is (NLLB-MoE, Speech2Text).
+    A mask that is added to scores has zeros for tokens, and the smallest number for padding (NLLB-MoE, Speech2Text).
     """
     if mask.dim() != 4 or mask.shape[0] not in (1, batch):
         return None
@@ -63,14 +63,15 @@ def key_padding(mask: Tensor, batch: int) -> Tensor | None:
 
 
 def _zeros_of(added: Tensor) -> Tensor | None:
-    """Where `added` [batch, length] is 0, if elsewhere it hides keys, though not all of a row, which then would count alike."""
+    """Return where `added` [batch, length] is 0, if it hides all other keys, but not a whole row, whose keys would then count
+    alike."""
     zeros = added == 0
     hidden = added <= torch.finfo(added.dtype).min / 2
     return zeros if bool((zeros | hidden).all() and zeros.any(1).all()) else None
 
 
 def cross_arguments(layers: Sequence[BoundLayer], memory: EncoderMemory) -> CrossArguments:
-    """Keys and values for the layers: from the cache, into which they go where it has none yet."""
+    """Return keys and values for the layers from the cache, and store them there if they are missing."""
     cache, sequences = memory.cache, None
     keys, values, rows = [], [], []
     for layer in layers:
@@ -98,14 +99,14 @@ def cross_arguments(layers: Sequence[BoundLayer], memory: EncoderMemory) -> Cros
 
 
 def _stored(held: Any) -> tuple[Tensor, Tensor, Tensor | None]:
-    """(keys, values, the row of each sequence) of a layer of a cache; transformers' own hold a row for each."""
+    """Return (keys, values, the row of each sequence) of a cache layer; those of transformers have a row for each."""
     if hasattr(held, "encoder_sequences"):
         return held.key_storage, held.value_storage, held.encoder_sequences
     return held.keys, held.values, None
 
 
 def _store(held: Any, key: Tensor, value: Tensor, row: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Have a layer of a cache hold these; returned as they are held."""
+    """Store these in a cache layer, and return them as stored."""
     if hasattr(held, "encoder_sequences"):
         return *held.store(key, value, row), row
     if row is not None:
@@ -114,7 +115,7 @@ def _store(held: Any, key: Tensor, value: Tensor, row: Tensor | None) -> tuple[T
 
 
 def _encoder_sequences(states: Tensor) -> tuple[Tensor, Tensor | None]:
-    """The different sequences among states [B, length, C], and int32 [B] which of them each row has: beams follow one another."""
+    """Return the different sequences among states [B, length, C], and their index for each row, int32 [B]: beams are adjacent."""
     batch = states.shape[0]
     first = [0, *(b for b in range(1, batch) if not torch.equal(states[b], states[b - 1]))]
     if len(first) == batch:

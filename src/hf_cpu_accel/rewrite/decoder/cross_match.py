@@ -1,4 +1,4 @@
-"""From the trace of a decoder layer to its cross-attention: projections of an encoder's output, and of the queries to it."""
+"""Match the cross-attention in the trace of a decoder layer: projections of an encoder's output, and of the queries."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def match_cross_attention(
     before: Sequence[OpCall],
     after: Sequence[OpCall],
 ) -> tuple[CrossParts, Branch] | None:
-    """The cross-attention, from what was called until its keys were stored, and after that."""
+    """Return the cross-attention, from the calls before its keys were stored and after, or None."""
     encoder, stored, call = trace.encoder, trace.stored[1], trace.attention[1]
     assert encoder is not None
     linears = [c for c in (*before, *after[:1]) if isinstance(c, LinearCall) and c.activation == "none"]
@@ -58,11 +58,11 @@ def match_cross_attention(
 
 
 def scale_of(call: AttentionCall) -> float:
-    """The factor of its scores."""
+    """Return the factor of the scores."""
     return call.query.shape[3] ** -0.5 if call.scale is None else call.scale
 
 
 def _merging(states: Tensor, calls: Sequence[LinearCall]) -> LinearCall | None:
-    """The call that gave the heads of `states` [B, heads, L, D], one after another."""
+    """Return the call whose output has the heads of `states` [B, heads, L, D], one after another, or None."""
     merged = states.transpose(1, 2).flatten(-2)
     return next((call for call in calls if not differ(call.output, merged)), None)

@@ -1,4 +1,4 @@
-"""Hidden states between decoder layers that are computed when they are read, by all layers since the last that were."""
+"""Hidden states between decoder layers, which are computed when they are read, by all layers that have not run yet."""
 
 from __future__ import annotations
 
@@ -33,16 +33,17 @@ _DECODER_LAYERS = torch.ops.hf_cpu_accel.decoder_layers.default
 
 @dataclass(frozen=True)
 class Call:
-    """A layer and what it was called with; None for what it was not given.
+    """A layer and its arguments; None for arguments that were not passed.
 
     Attributes:
         mask: numbers to add to the scores if it is not a `CausalMask`.
-        rotary: what its tables come from.
-        relative: the table of its position bias, its own or one that it was handed; see `PositionBias`.
-        memory: what it looks at in an encoder's output.
-        per_layer: the layer's own input [B, q_len, I], if it takes one.
-        keeps, takes: what it puts into the cache for later layers, and what it looks at instead of keys of its own.
-        states: those of its recurrence, which stand for keys and values; None of a layer that attends.
+        rotary: the source of its tables.
+        relative: the table of its position bias, its own or one from its arguments; see `PositionBias`.
+        memory: the encoder output for its cross-attention.
+        per_layer: the layer's own input [B, q_len, I], if it has one.
+        keeps, takes: keys and values that it stores for later layers, and those of another layer that it uses instead of its
+            own.
+        states: those of its recurrence, in place of keys and values; None for a layer with attention.
     """
 
     layer: BoundLayer | Bound
@@ -58,7 +59,7 @@ class Call:
 
     @property
     def attending(self) -> BoundLayer:
-        """Its layer, which has no recurrence."""
+        """Return the layer, which has attention instead of a recurrence."""
         assert isinstance(self.layer, BoundLayer)
         return self.layer
 
@@ -68,7 +69,7 @@ class Call:
         return None if source is None else source.group
 
     def tables(self) -> tuple[Tensor, Tensor]:
-        """(cos, sin) of its positions."""
+        """Return (cos, sin) of its positions."""
         source = self.attending.role.rotary
         assert source is not None
         return source.tables(self.attending, self.rotary)
@@ -77,8 +78,8 @@ class Call:
 class DeferredHiddenStates(LazyTensor):
     """[B, q_len, C] after some layers, which have not run yet.
 
-    Nothing has happened before they run: a model may stop early or fail between two layers, and two threads may run one. Each layer
-    runs once for one call of it. So where the host keeps the hidden states of several layers, they are all made, in order.
+    Nothing changes before they run: a model may stop early or fail between two layers, and two threads may run one. Each layer
+    runs once per call. If the host keeps the hidden states of several layers, all of them are computed, in order.
     """
 
     _input: Tensor
@@ -88,7 +89,7 @@ class DeferredHiddenStates(LazyTensor):
 
     @classmethod
     def after(cls, hidden_states: Tensor, call: Call) -> DeferredHiddenStates:
-        """What `call` makes of `hidden_states`."""
+        """Return the output of `call` for `hidden_states`."""
         if not isinstance(hidden_states, DeferredHiddenStates):
             # A copy: it may be a buffer that its owner writes to before what comes of it is read.
             return cls._of(hidden_states.clone(), (call,), ())
@@ -115,13 +116,13 @@ class DeferredHiddenStates(LazyTensor):
         return deferred
 
     def will_keep(self, kept: KeptHeads) -> bool:
-        """Whether one of the layers that are still to run puts `kept` into its cache."""
+        """Return whether one of the layers that have not run yet stores `kept` in its cache."""
         with self._lock:
             return self._tensor is None and any(call.keeps is kept for call in self._calls)
 
     @property
     def tensor(self) -> Tensor:
-        """The values. The layer that was called with them runs first: whoever reads them may write to them."""
+        """Return the values. The layer that was called with them runs first, since a reader may write to them."""
         if self._tensor is None:
             with self._lock:
                 following = None if self._next is None else self._next()
@@ -145,7 +146,7 @@ class DeferredHiddenStates(LazyTensor):
 
 
 def _bound_run(calls: Sequence[Call]) -> BoundLayers:
-    """The arguments of the layers of `calls`, bound at first use and whenever weights were exchanged."""
+    """Return the bound arguments of the layers of `calls`, bound at first use and again when weights change."""
     runs = calls[-1].layer.bound_runs
     weights = [call.layer.weights for call in calls]
     parts = [*weights, *(call.relative for call in calls)]
@@ -166,7 +167,7 @@ def _bound_run(calls: Sequence[Call]) -> BoundLayers:
 
 
 def run(hidden_states: Tensor, calls: Sequence[Call]) -> Tensor:
-    """The layers of `calls` one after another, in as few calls of the op as their arguments allow."""
+    """Run the layers of `calls` one after another, in as few calls of the op as their arguments allow."""
     while calls:
         together = _together(calls)
         hidden_states = _run_together(hidden_states, calls[:together])
@@ -175,8 +176,8 @@ def run(hidden_states: Tensor, calls: Sequence[Call]) -> Tensor:
 
 
 def _together(calls: Sequence[Call]) -> int:
-    """How many of the calls, from the first on, agree on the cache, on the padding, on the rotary tables of their group, and on
-    what they look at in an encoder's output."""
+    """Return how many of the calls, from the first on, agree on the cache, the padding, the rotary tables of their group and the
+    encoder output."""
     first = calls[0]
     positions: dict[int, Any] = {}
     mask = alike = next((call.mask for call in calls if call.states is None), None)
@@ -255,7 +256,7 @@ def _run_together(hidden_states: Tensor, calls: Sequence[Call]) -> Tensor:
 def _store_of(
     call: Call, batch: int, q_len: int, sizes: tuple[int, int, int], dtype: torch.dtype
 ) -> tuple[KeyValueStorage, int]:
-    """Where the keys and values are that a layer attends to, and how many tokens are in there before those of this call."""
+    """Return the storage of the keys and values that a layer attends to, and the number of tokens in it before this call."""
     role, kept = call.attending.role, call.takes
     if kept is not None:
         return kept.store, kept.stored + kept.tokens - q_len
@@ -268,7 +269,7 @@ def _store_of(
 
 
 def _scratch(hidden_states: Tensor, kv_heads: int, head_dim: int, value_dim: int) -> tuple[Tensor, Tensor]:
-    """Keys and values of one layer at a time, where they are not kept."""
+    """Return space for keys and values of one layer at a time, without a cache."""
     batch, q_len, _ = hidden_states.shape
     return (
         hidden_states.new_empty(batch, kv_heads, q_len, head_dim),
@@ -286,11 +287,11 @@ def _with_tables(layer: DecoderLayer, rotary: int, relative: Tensor | None) -> D
 
 
 def is_handed_on(hooks: dict[int, Any], of_next: dict[int, Any]) -> bool:
-    """Whether hooks get the hidden states after a layer, and may keep them or write to what the layers are given.
+    """Return whether hooks get the hidden states after a layer, and may keep them or write to the arguments of layers.
 
     Args:
         hooks: of the layer's forward.
-        of_next: those ahead of the forward of the layer that follows.
+        of_next: forward pre-hooks of the layer that follows.
     """
     if of_next and has_foreign_hook(of_next):
         return True

@@ -1,4 +1,4 @@
-"""What was read off the second half of a decoder layer: an FFN, or a mixture of experts."""
+"""Parts of the second half of a decoder layer: an FFN, or a mixture of experts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hf_cpu_accel.rewrite.linear.linear_run import LinearRun
 
 @dataclass(frozen=True)
 class FeedForwardParts:
-    """down(norm(activation(up(x)))), up being gate and up if `gated`."""
+    """down(norm(activation(up(x)))), where up is gate and up if `gated`."""
 
     up: LinearRun
     gated: bool
@@ -36,7 +36,7 @@ class FeedForwardParts:
 
 @dataclass(frozen=True)
 class RouterParts:
-    """How logits become experts and weights; see `ops.decoder_layers.MixtureOfExperts`.
+    """The mapping from logits to experts and weights; see `ops.decoder_layers.MixtureOfExperts`.
 
     Attributes:
         weight, bias, choice_bias: paths of the parameters [E, C] and [E], the last one may be a buffer; None for none.
@@ -57,7 +57,7 @@ class MixtureParts:
 
     Attributes:
         experts: path of the module.
-        shared: of the expert that all tokens go to, or None.
+        shared: path of the expert that gets all tokens, or None.
         shared_gate: path of the parameter [1, C] by whose sigmoid its output is multiplied, or None.
     """
 
@@ -85,12 +85,13 @@ class MixtureParts:
         return () if self.shared is None else self.shared.runs()
 
     def parameters(self) -> set[str]:
-        """The paths of what no module of its own computes with."""
+        """Return the paths of the parameters that belong to no packed module."""
         paths = (self.router.weight, self.router.bias, self.router.choice_bias, self.shared_gate)
         return {path for path in paths if path is not None}
 
     def _projection(self, layer: nn.Module) -> Projection:
-        """The router and the shared expert's gate in one, in a dtype that keeps their values: they are small, and decide much."""
+        """Return the router and the shared expert's gate in one projection, in a dtype that keeps their values: they are small
+        and sensitive."""
         weights = [
             tensor_at(layer, path) for path in (self.router.weight, self.shared_gate) if path is not None
         ]
@@ -103,7 +104,7 @@ class MixtureParts:
 
 
 def tensor_at(layer: nn.Module, path: str) -> Tensor:
-    """The parameter or buffer at `path` in `layer`."""
+    """Return the parameter or buffer at `path` in `layer`."""
     parent, _, name = path.rpartition(".")
     tensor = getattr(layer.get_submodule(parent), name)
     assert isinstance(tensor, Tensor)

@@ -1,5 +1,5 @@
-"""What the calls behind attention are: a feed-forward network, or experts and which parameters route tokens to them; and what a
-layer does behind that."""
+"""Match the calls after attention: a feed-forward network, or experts and the parameters of their router, and the ops after
+them."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ _SCORINGS: tuple[Literal["softmax", "sigmoid"], ...] = ("softmax", "sigmoid")
 
 @dataclass(frozen=True)
 class Ending:
-    """What may come behind the FFN.
+    """The ops after the FFN.
 
     Attributes:
         per_layer, output_scale: fields of `DecoderParts`.
-        calls: those ahead of it.
+        calls: the calls before it.
         output: the hidden states that it begins with.
     """
 
@@ -52,7 +52,7 @@ class Ending:
 def endings(
     layer: nn.Module, trace: DecoderTrace, calls: Sequence[OpCall], norms: Norms, paths: Mapping[int, str]
 ) -> Iterator[Ending]:
-    """How `layer` may go on from its residual stream, where its `calls` behind attention are those of its trace."""
+    """Yield the possible endings of `layer`, whose `calls` after attention are those of its trace."""
     assert trace.output is not None
     for scale in (None, *scales_of(layer)):
         output = trace.output if scale is None else trace.output / layer.get_buffer(scale)
@@ -70,7 +70,7 @@ def endings(
 
 
 def _activation_by(gate: LinearCall, input: Tensor, hidden: Tensor) -> str | None:
-    """The activation of the gate's output that makes `hidden`, multiplied by `input`."""
+    """Return the activation of the gate's output that gives `hidden` when multiplied by `input`, or None."""
     if input.shape != gate.output.shape or hidden.shape != input.shape or gate.activation != "none":
         return None
     errors = {name: row_error(f(gate.output) * input, hidden) for name, f in ACTIVATIONS.items()}
@@ -78,29 +78,30 @@ def _activation_by(gate: LinearCall, input: Tensor, hidden: Tensor) -> str | Non
 
 
 def _nearest(errors: dict[K, float]) -> K | None:
-    """What is off by least, if that is little enough: GELU and its tanh form are nearly the same where numbers are small."""
+    """Return the key with the smallest error if it is within the tolerance: GELU and its tanh form nearly agree for small
+    numbers."""
     best = min(errors, key=errors.__getitem__, default=None)
     return None if best is None or errors[best] > TRACED.float32 else best
 
 
 @dataclass(frozen=True)
 class FeedForwardMatch:
-    """What the FFN is made of, and what went in and came out."""
+    """The parts of the FFN, with its input and output."""
 
     parts: FeedForwardParts | MixtureParts
     branch: Branch
 
 
 class FeedForwardMatcher:
-    """Reads the calls of a layer that come after attention.
+    """Match the calls of a layer after attention.
 
     Args:
         paths: of the layer's modules, by id.
-        loose: the parameters that belong to no packed module and no norm, by their paths.
-        buffers: those of the layer, by their paths.
+        loose: the parameters that belong to no packed module and no norm, by path.
+        buffers: those of the layer, by path.
 
     Attributes:
-        reason: why there was nothing that fits, if there is something to be said.
+        reason: why nothing matched, if there is a known reason.
     """
 
     def __init__(
@@ -114,7 +115,7 @@ class FeedForwardMatcher:
         self.reason: str | None = None
 
     def matches(self, calls: Sequence[OpCall]) -> Iterator[FeedForwardMatch]:
-        """What `calls` may be: an FFN, or experts beside one that all tokens go to."""
+        """Yield the possible matches of `calls`: an FFN, or experts next to one that gets all tokens."""
         mixtures = [call for call in calls if isinstance(call, ExpertsCall)]
         others = [call for call in calls if not isinstance(call, ExpertsCall)]
         dense = self._dense(others)
@@ -169,7 +170,7 @@ class FeedForwardMatcher:
         return FeedForwardMatch(parts, Branch(ups[0].input, last.output))
 
     def _form(self, ups: Sequence[LinearCall], hidden: Tensor) -> tuple[bool, str, NormPart | None] | None:
-        """(gated, activation, norm) that make the FFN's `hidden` of what comes out of its first linears."""
+        """Return (gated, activation, norm) that map the output of the first linears to the FFN's `hidden`, or None."""
         raw = torch.cat([c.output for c in sorted(ups, key=lambda call: call.linear.index)], dim=-1)
         gated = raw.shape[-1] == 2 * hidden.shape[-1]
         gate, up = raw.chunk(2, dim=-1) if gated else (raw, None)
@@ -189,7 +190,7 @@ class FeedForwardMatcher:
 
 
 def read_router(call: ExpertsCall, tensors: Mapping[str, Tensor]) -> RouterParts | None:
-    """The router that sent the tokens of `call` to their experts, made of some of `tensors`: parameters and buffers by path."""
+    """Return the router that sent the tokens of `call` to their experts, from parameters and buffers by path, or None."""
     experts, features = call.experts.weights.experts, call.input.shape[-1]
     x, index, weights = (part.flatten(0, 1) for part in (call.input, call.index, call.weights))
     top_k = index.shape[1]
@@ -210,7 +211,7 @@ def read_router(call: ExpertsCall, tensors: Mapping[str, Tensor]) -> RouterParts
 def _places(
     matrices: Mapping[str, Tensor], tensors: Mapping[str, Tensor], experts: int
 ) -> Iterator[tuple[str, str | None, str | None]]:
-    """Where weight, bias and the bias of the choice may be: biases are beside the weight or above it, and each has a purpose."""
+    """Yield possible paths of weight, bias and choice bias: biases are next to the weight or above it, and each has a purpose."""
     for weight in matrices:
         beside = [
             path
@@ -223,7 +224,7 @@ def _places(
 
 
 def _weights(scores: Tensor, weights: Tensor) -> Iterator[tuple[bool, float]]:
-    """The (renormalize, scale) that make `weights` of the chosen experts' `scores`, [T, k] both."""
+    """Yield the (renormalize, scale) that give `weights` from the `scores` of the chosen experts, [T, k] both."""
     for renormalize in (False, True):
         made = scores / scores.sum(dim=-1, keepdim=True) if renormalize else scores
         scale = ((weights * made).sum() / made.square().sum()).item()

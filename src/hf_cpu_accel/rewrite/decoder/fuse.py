@@ -1,4 +1,4 @@
-"""Finds the decoder layers of a model, matches and verifies what they are, and fuses them."""
+"""Find the decoder layers of a model, match and verify their parts, and fuse them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ WATCHED = "it has hooks or a replaced forward, or skip_modules names a part of i
 
 
 def fuse_decoder_layers(context: Context) -> list[PlanItem]:
-    """Fuse every layer of the model that is one. To be called when the linears are packed and attention is ours."""
+    """Fuse every decoder layer of the model. Call it after linears are packed and attention is replaced."""
     items: list[PlanItem] = []
     for stack in stacks_of(context.root):
         if isinstance(stack, RefusedStack):
@@ -65,7 +65,7 @@ def fuse_decoder_layers(context: Context) -> list[PlanItem]:
 
 
 def _roles(stack: Stack, context: Context) -> Iterator[Role | Refusal | None]:
-    """The verified match of each layer, or why it is left; None for one that is no decoder layer."""
+    """Yield the verified match of each layer, or the reason why it is not fused; None for a layer of another kind."""
     reader = _Reader()
     for (path, layer), call in zip(stack.layers, stack.calls, strict=True):
         if isinstance(layer, FusedModuleMixin) or not context.slots[id(layer)]:
@@ -82,7 +82,7 @@ def _roles(stack: Stack, context: Context) -> Iterator[Role | Refusal | None]:
 
 
 def _may_be_fused(path: str, layer: nn.Module, context: Context) -> bool:
-    """It was not asked to be left, and no hooks watch or change what passes inside."""
+    """Return whether no setting skips the layer, and no hooks watch or change values inside of it."""
     inside = [module for module in layer.modules() if module is not layer]
     return (
         not any(context.skipped(f"{path}.{name}" if name else path) for name, _ in layer.named_modules())
@@ -93,7 +93,7 @@ def _may_be_fused(path: str, layer: nn.Module, context: Context) -> bool:
 
 
 class _Reader:
-    """Reads the layers of one stack, in their order."""
+    """Match the layers of one stack, in their order."""
 
     def __init__(self) -> None:
         self.groups = RotaryGroups()
@@ -108,10 +108,11 @@ class _Reader:
         ] = {}  # what layers so far were found to do, and how far that was off
 
     def role(self, layer: nn.Module, call: LayerCall) -> Role | Refusal | None:
-        """None if it keeps nothing in the cache: it is an encoder layer that may be built to be a decoder's.
+        """Return the role of a layer; None if it stores nothing in the cache: it is an encoder layer that can also be a decoder
+        layer.
 
         Raises:
-            Refused: it does not take what it is called with.
+            Refused: it raises for its arguments.
         """
         with torch.no_grad():
             copied = randomized_copy_of(layer)
@@ -173,7 +174,7 @@ class _Reader:
             return role
 
     def _slopes(self, call: LayerCall, slopes: Tensor) -> Slopes | None:
-        """Where a layer has its slopes from: the same object for layers that are handed the same."""
+        """Return the source of a layer's slopes: the same object for layers that get the same."""
         found = find_slopes(call, slopes)
         if found is None:
             return None
@@ -185,7 +186,7 @@ class _Reader:
     def _biases(
         self, layer: nn.Module, copied: nn.Module, call: LayerCall, trace: DecoderTrace
     ) -> Biases | None:
-        """The position biases of a trace, if their tables are known."""
+        """Return the position biases of a trace, if their tables are known, or None."""
         used = [attention.bias for attention in trace.attention]
         names = [_name_of(call, bias) for bias in used]
         handed: dict[str, Tensor | None] = {}
@@ -209,7 +210,7 @@ class _Reader:
     def _turning(
         self, role: Role, layer: nn.Module, copied: nn.Module, call: LayerCall, biases: Biases
     ) -> Role | None:
-        """The role with the use of the tables that makes `copied` right, if one does."""
+        """Return the role with the use of rotary tables that agrees with `copied`, or None."""
         verification = Verification(copied, call, role.cache_index, torch.float32, biases.handed)
         choices = [*rotations(layer, call, role.parts.head_dim, self.groups), None]
         choices.sort(key=lambda rotation: rotation not in self.usual)
@@ -231,7 +232,7 @@ class _Reader:
 
 
 def _name_of(call: LayerCall, value: Tensor | None) -> str | None:
-    """The argument that is `value`."""
+    """Return the name of the argument that is `value`, or None."""
     return next((name for name, other in call.arguments.items() if other is value is not None), None)
 
 
@@ -241,7 +242,7 @@ def _bias_of(table: Tensor | None, like: Tensor) -> Tensor:
 
 
 def _with_rotation(role: Role, rotation: Rotation | None) -> Role:
-    """The role with one way to use the tables, None being not to (SmolLM3's NoPE layers)."""
+    """Return the role with one use of the tables, or without them for None (NoPE layers of SmolLM3)."""
     if rotation is None:
         return role
     parts = dataclasses.replace(

@@ -1,6 +1,6 @@
 """Norms of a decoder layer, as paths.
 
-Those of heads may have weights for each: one module with a matrix (Cohere), or a norm per head (StableLM).
+Norms of heads may have separate weights per head: one module with a matrix (Cohere), or a norm per head (StableLM).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class NormPart:
 
 @dataclass(frozen=True)
 class HeadNormParts:
-    """The norm at `paths[h]` in the layer is that of head h; one alone has weights [heads, head_dim]."""
+    """The norm of head h is at `paths[h]` in the layer; a single path has weights [heads, head_dim]."""
 
     paths: tuple[str, ...]
     spec: NormSpec
@@ -46,7 +46,7 @@ class HeadNormParts:
         return Norm(self.spec.kind, self.spec.scale(weight), bias, self.spec.eps)  # type: ignore[arg-type]
 
     def stacked(self, layer: nn.Module, name: str) -> Tensor | None:
-        """[heads, head_dim], or None if the norms have no such parameter."""
+        """Return the parameter as [heads, head_dim], or None if the norms do not have it."""
         parameters = [layer.get_submodule(path)._parameters.get(name) for path in self.paths]
         present = [parameter.detach() for parameter in parameters if parameter is not None]
         if len(present) < len(self.paths):
@@ -58,7 +58,7 @@ class HeadNormParts:
 
 
 def find_head_norms(layer: nn.Module) -> Iterator[HeadNormParts]:
-    """Those among the modules of `layer`, for more than one head."""
+    """Yield the norms for several heads among the modules of `layer`."""
     for path, module in layer.named_modules():
         if isinstance(module, nn.ModuleList):
             specs = [identify_norm(child) for child in module]
@@ -71,7 +71,7 @@ def find_head_norms(layer: nn.Module) -> Iterator[HeadNormParts]:
 
 
 def normalized(spec: NormSpec, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-    """The norm over the last dimension of float32 `x`, with weight and bias that broadcast."""
+    """Normalize the last dimension of float32 `x`, with weight and bias that broadcast."""
     shape, scale = x.shape[-1:], spec.scale(weight)
     if spec.kind == "rms_norm":
         x = functional.rms_norm(x, shape, None, spec.eps)
@@ -82,7 +82,7 @@ def normalized(spec: NormSpec, x: Tensor, weight: Tensor | None, bias: Tensor | 
 
 
 def _identify(module: nn.Module) -> NormSpec | None:
-    """What norm of heads a module with a weight [heads, head_dim], and perhaps such a bias, computes."""
+    """Return the head norm that a module with a weight [heads, head_dim], and optionally a bias, computes, or None."""
     parameters = dict(module.named_parameters(recurse=False))
     weight, bias = parameters.get("weight"), parameters.get("bias")
     if weight is None or weight.dim() != 2 or module._modules or module._buffers:

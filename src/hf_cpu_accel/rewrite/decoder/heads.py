@@ -1,4 +1,4 @@
-"""Where among the features of a projection the heads of query, key, value or gate lie, and what attention's output goes through."""
+"""Locate the heads of query, key, value and gate among the features of a projection, and the ops on attention's output."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hf_cpu_accel.tolerance import SAME_DIRECTION, SAME_FACTOR
 
 @dataclass(frozen=True)
 class Found:
-    """`factor` is what the heads were multiplied by (OPT scales its queries), `norm` the norm that they went through."""
+    """Located heads: `factor` is their multiplier (OPT scales its queries), `norm` the norm applied to them."""
 
     heads: Heads
     factor: float
@@ -26,7 +26,7 @@ class Found:
 
 @dataclass(frozen=True)
 class Finish:
-    """What attention's output goes through before its projection; see `ops.decoder_layers.SelfAttention`."""
+    """The ops on attention's output before its projection; see `ops.decoder_layers.SelfAttention`."""
 
     sub_norm: NormPart | HeadNormParts | None = None
     gate: Gate | None = None
@@ -41,10 +41,11 @@ def find_finish(
     norms: Sequence[NormPart],
     head_norms: Sequence[HeadNormParts],
 ) -> Finish | None:
-    """What makes `given` [B, L, H * D], the input of the output projection, of attention's output `context` [B, L, H, D].
+    """Return the ops that map attention's output `context` [B, L, H, D] to `given` [B, L, H * D], the input of the output
+    projection.
 
-    The features of gates are among those of `raw` [B, L, N]. None: something else. What is not known to be one by one (`context` is
-    None, or has other features than the projection) is left to the verification.
+    The features of gates are among those of `raw` [B, L, N]. None: no known ops. If single heads are not visible (`context` is
+    None, or has other features than the projection), the verification decides.
     """
     if context is None or context.flatten(-2).shape != given.shape:
         return Finish()
@@ -62,7 +63,7 @@ def find_finish(
 
 
 def _find_gate(factors: Tensor, raw: Tensor, kv_heads: int, layer: nn.Module) -> Gate | None:
-    """The gate whose `factors` [B, L, H, D] are an activation of some of `raw`."""
+    """Return the gate whose `factors` [B, L, H, D] are an activation of some of `raw`, or None."""
     alone = (factors - factors[..., :1]).abs().max() <= SAME_FACTOR * factors.abs().max()
     wanted = (factors[..., :1] if alone else factors).transpose(1, 2)
     activated = {"sigmoid": raw.sigmoid(), "softplus": functional.softplus(raw)}
@@ -81,9 +82,9 @@ def find_heads(
     norms: Sequence[NormPart],
     head_norms: Sequence[HeadNormParts],
 ) -> Found | None:
-    """`heads` [B, H, L, D] among the features of `raw` [B, L, N], as they are or after one of the norms of `layer`.
+    """Locate `heads` [B, H, L, D] among the features of `raw` [B, L, N], unchanged or after one of the norms of `layer`.
 
-    None if they are not there, or not in an order that `Heads` can tell.
+    None if they are not there, or in an order that `Heads` cannot express.
     """
     count, width = heads.shape[1], heads.shape[3]
     target = heads.transpose(1, 2).flatten(0, 1)  # [T, H, D]
@@ -105,7 +106,7 @@ def find_heads(
 
 
 def repeats_of(heads: Tensor) -> int:
-    """How many heads in a row of `heads` [B, H, L, D] are the same: Falcon repeats keys and values before they are stored."""
+    """Return how many adjacent heads of `heads` [B, H, L, D] are equal: Falcon repeats keys and values before it stores them."""
     count = heads.shape[1]
     for repeats in range(count, 1, -1):
         if count % repeats == 0:
@@ -122,7 +123,7 @@ def _variants(
     norms: Sequence[NormPart],
     head_norms: Sequence[HeadNormParts],
 ) -> Iterator[tuple[NormPart | HeadNormParts | None, Tensor]]:
-    """The windows [T, W, D] as they are, and as each norm would leave them; [H, T, W, D] if it has weights for each head."""
+    """Yield the windows [T, W, D] unchanged, and after each norm; [H, T, W, D] if it has weights for each head."""
     width = windows.shape[-1]
     yield None, windows
     for part in norms:
@@ -141,7 +142,7 @@ def _variants(
 
 
 def _normed_together(part: NormPart, module: nn.Module, windows: Tensor, first: int, count: int) -> Tensor:
-    """The windows with those of `count` heads from `first` on normed as one; the others are of no use then."""
+    """Return the windows with those of `count` heads from `first` on normalized as one; the others are not used then."""
     normed = torch.full_like(windows, torch.nan)
     together = windows[:, first : first + count].flatten(1)
     normed[:, first : first + count] = part.spec.reference(module, together).unflatten(1, (count, -1))
@@ -149,7 +150,7 @@ def _normed_together(part: NormPart, module: nn.Module, windows: Tensor, first: 
 
 
 def _places_by_head(heads: Tensor, windows: Tensor) -> tuple[list[int], float] | None:
-    """As `_places`, for head h among the windows [h, T, W, D]."""
+    """Return `_places` for head h among the windows [h, T, W, D]."""
     places, factors = [], []
     for head, candidates in zip(heads.transpose(0, 1), windows, strict=True):
         found = _places(head[:, None], candidates)
@@ -162,7 +163,7 @@ def _places_by_head(heads: Tensor, windows: Tensor) -> tuple[list[int], float] |
 
 
 def _places(heads: Tensor, windows: Tensor) -> tuple[list[int], float] | None:
-    """For each of the heads [T, H, D] the window [T, W, D] with the same values times one factor."""
+    """Return for each of the heads [T, H, D] the window [T, W, D] with the same values times one factor, or None."""
     ours = heads.transpose(0, 1).flatten(1)
     theirs = windows.transpose(0, 1).flatten(1)
     lengths = theirs.norm(dim=1).clamp_min(1e-30)
@@ -178,7 +179,7 @@ def _places(heads: Tensor, windows: Tensor) -> tuple[list[int], float] | None:
 
 
 def _order(firsts: list[int], group: int) -> Heads | None:
-    """`Heads` that gives exactly these first features, with `group` heads for each of the key's."""
+    """Return the `Heads` with exactly these first features and `group` heads per key head, or None."""
     stride = firsts[group] - firsts[0] if len(firsts) > group else 0
     step = firsts[1] - firsts[0] if group > 1 else 0
     order = Heads(firsts[0], stride, step)

@@ -1,8 +1,7 @@
-"""Layer fusion for decoders: a layer in one op call, and layers that follow one another in one call together.
+"""Layer fusion for decoders: a layer in one op call, and consecutive layers in one call together.
 
-The host's loop over its layers stays. A layer that is called only notes what it was called with, and passes on hidden states
-that are `DeferredHiddenStates`; the norm after the last layer, or whoever reads them before, has all layers so far computed at
-once.
+The host's loop over its layers stays. A layer that is called only records its arguments, and returns hidden states that are
+`DeferredHiddenStates`. The norm after the last layer, or an earlier reader, computes all layers so far at once.
 """
 
 from __future__ import annotations
@@ -38,15 +37,15 @@ if TYPE_CHECKING:
 class FusedDecoderLayer(BoundLayer):
     """Mixed into the layer's own class by `fuse`: the children, hooks and attributes are those of the original.
 
-    A call that asks for what the op does not do (attention weights, a cache that is quantized or offloaded, a mask of the caller's
-    own) takes the class's own forward, over the same packed linears. So does one while hooks watch the modules inside, and one with
-    so many tokens that other providers make the linears faster than fusing them does.
+    A call that needs more than the op supports (attention weights, a quantized or offloaded cache, a custom mask) runs the
+    class's own forward, over the same packed linears. So does a call while hooks watch the modules inside, and one with so many
+    tokens that other providers compute the linears faster than fusing does.
     """
 
     _hooks_of_next: dict[int, Any]
 
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
-        """hidden_states [B, L, C] and what the original takes -> as the original."""
+        """Run the layer on hidden_states [B, L, C] and the arguments of the original; returns what the original returns."""
         call = self._understand(hidden_states, args, kwargs)
         if call is None:
             if kwargs.get(self.role.cache) is not None:
@@ -66,7 +65,7 @@ class FusedDecoderLayer(BoundLayer):
         return output if self.role.rest is None else (output, *rest)
 
     def reference_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reference | None:
-        """Without the cache, so of a call that begins a text."""
+        """Return the call without the cache, for a call that begins a text."""
         hidden_states, arguments = self._named(args, kwargs)
         call = None if hidden_states is None else self._understand(hidden_states, (), arguments)
         if call is None or (call.cache is not None and call.cache.get_seq_length(self.role.cache_index)):
@@ -81,25 +80,25 @@ class FusedDecoderLayer(BoundLayer):
         )
 
     def _beside(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Those of the arguments that a call writes to, as a call beside it is to be given them."""
+        """Return copies of the arguments that a call writes to, for a second call."""
         role = self.role
         beside: dict[str, Any] = {role.cache: None} if role.cache in arguments else {}
         return beside if role.shared is None else {**beside, role.shared: copy.copy(arguments[role.shared])}
 
     def _storage_dtype(self, cache: Cache) -> str | None:
-        """The dtype that `cache` keeps keys and values in, where it was asked for."""
+        """Return the dtype in which `cache` was asked to store keys and values, or None."""
         dtype = getattr(cache.layers[self.role.cache_index], "storage_dtype", None)
         return None if dtype is None else str(dtype).removeprefix("torch.")
 
     def _caches(self, arguments: dict[str, Any]) -> tuple[tuple[Any, int], ...]:
-        """Those of the arguments that a call writes to, with the index of its part of them."""
+        """Return the arguments that a call writes to, with the index of the layer's part."""
         role = self.role
         names = [role.cache] if role.shared is None else [role.cache, role.shared]
         values = [] if role.takes is not None else [arguments.get(name) for name in names]
         return tuple((value, role.cache_index) for value in values if value is not None)
 
     def _named(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        """The hidden states, and the other arguments by their names."""
+        """Return the hidden states, and the other arguments by name."""
         if args:
             return args[0], self.role.named(args[1:], kwargs)
         given = dict(kwargs)
@@ -109,7 +108,7 @@ class FusedDecoderLayer(BoundLayer):
     def _understand(
         self, hidden_states: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Call | None:
-        """What the op needs to know of a call; None if the op cannot do all that is asked for."""
+        """Return the call for the op, or None if the op does not support all that it asks for."""
         role = self.role
         if hidden_states.dim() != 3 or is_tracing():
             return None
@@ -146,7 +145,7 @@ class FusedDecoderLayer(BoundLayer):
         return Call(self, cache, mask, given.rotary, relative, memory, given.per_layer, keeps, takes)
 
     def _has_arguments(self, given: LayerArguments, q_len: int) -> bool:
-        """Whether what must be given is there: rotary tables of `q_len` positions, a mask, the role's position biases."""
+        """Return whether all required arguments are there: rotary tables of `q_len` positions, a mask, and position biases."""
         role = self.role
         if role.rotary is not None and not role.rotary.fits(given.rotary, q_len):
             return False
@@ -159,7 +158,7 @@ class FusedDecoderLayer(BoundLayer):
         )
 
     def _has_own_input(self, value: Any, q_len: int) -> bool:
-        """Whether it is given as many values for each of `q_len` tokens as it takes, or none if it takes none."""
+        """Return whether the layer's own input has the expected size for `q_len` tokens, or is missing if the layer has none."""
         own = self.role.parts.per_layer
         if own is None or not isinstance(value, Tensor):
             return own is None and value is None
@@ -172,7 +171,7 @@ class FusedDecoderLayer(BoundLayer):
         )
 
     def _has_shared(self, given: LayerArguments) -> bool:
-        """Whether it can leave its keys to later layers, and is handed those that it takes, in a cache both."""
+        """Return whether the layer can store its keys for later layers, and gets those that it uses, both in a cache."""
         role = self.role
         if role.shared is None:
             return True
@@ -182,7 +181,7 @@ class FusedDecoderLayer(BoundLayer):
         return role.takes is None or (kept is not None and kept.cache is given.cache)
 
     def _keeps(self, cache: Any, q_len: int, mask: Tensor | None) -> KeptHeads:
-        """What a call with `cache` leaves to later layers."""
+        """Return the keys and values that a call with `cache` stores for later layers."""
         index = self.role.cache_index
         visible, first_key = cache.layers[index].get_mask_sizes(q_len)
         return KeptHeads(cache, q_len, int(cache.get_seq_length(index)), mask, int(visible), int(first_key))
@@ -195,7 +194,8 @@ class FusedDecoderLayer(BoundLayer):
         memory: EncoderMemory | None,
         states: Tensor,
     ) -> bool:
-        """Whether the biases and slopes given for `states` [B, q_len, hidden] say what the op computes from their tables."""
+        """Return whether the biases and slopes passed for `states` [B, q_len, hidden] equal those that the op computes from its
+        tables."""
         role, q_len = self.role, states.shape[1]
         past = 0 if cache is None else cache.get_seq_length(role.cache_index)
         if given.bias is not None and not _says(given.bias, q_len, past + q_len, zeros=False):
@@ -213,7 +213,7 @@ class FusedDecoderLayer(BoundLayer):
         return role.slopes.says(given.slopes, tokens, batch, kv_len)
 
     def _read_memory(self, states: Any, mask: Any, cache: Any, hidden_states: Tensor) -> EncoderMemory | None:
-        """What the layer looks at in an encoder's output; None if the op cannot."""
+        """Return the encoder output for the cross-attention of the layer, or None if the op does not support it."""
         if not isinstance(states, Tensor) or states.dim() != 3 or states.shape[0] != hidden_states.shape[0]:
             return None
         if mask is not None and (not isinstance(mask, Tensor) or key_padding(mask, len(states)) is None):
@@ -225,7 +225,7 @@ class FusedDecoderLayer(BoundLayer):
     def _bias(
         self, kind: Literal["bias", "cross_bias"] | None, call: Call, hidden_states: Tensor
     ) -> PositionBias | None:
-        """A position bias that the original returns."""
+        """Return a position bias that the original returns."""
         if kind is None:
             return None
         q_len, parts = hidden_states.shape[1], self.role.parts
@@ -240,7 +240,7 @@ class FusedDecoderLayer(BoundLayer):
     def _read_mask(
         self, mask: Any, hidden_states: Tensor, cache: Cache | None, takes: KeptHeads | None
     ) -> CausalMask | Tensor | None:
-        """The mask as the op takes it; None if it cannot."""
+        """Return the mask for the op, or None if the op does not support it."""
         role, (batch, q_len, _) = self.role, hidden_states.shape
         if not isinstance(mask, Tensor) or mask.dim() != 4 or mask.shape[1] not in (1, role.parts.heads):
             return None
@@ -249,7 +249,7 @@ class FusedDecoderLayer(BoundLayer):
         )
 
     def _is_ours(self, cache: Any) -> bool:
-        """Whether the op can write to `cache`."""
+        """Return whether the op can write to `cache`."""
         if storage_of(cache, self.role.cache_index, self.role.parts.repeats) is None:
             return False
         window = self.role.parts.window
@@ -258,15 +258,15 @@ class FusedDecoderLayer(BoundLayer):
 
 
 def _is_ahead(hidden_states: Tensor, kept: KeptHeads) -> bool:
-    """Whether what is computed for `hidden_states` has the layer run that keeps these."""
+    """Return whether computing `hidden_states` runs the layer that stores `kept`."""
     return isinstance(hidden_states, DeferredHiddenStates) and hidden_states.will_keep(kept)
 
 
 def fuse(layer: nn.Module, role: Role, following: nn.Module | None = None) -> FusedDecoderLayer:
-    """`layer` with the fused forward; the original is not changed.
+    """Return `layer` with the fused forward; the original is not changed.
 
     Args:
-        following: the layer that the host calls next, if there is one: hooks ahead of it may look at what this one gives.
+        following: the layer that the host calls next, if there is one: its forward pre-hooks may read the output of this one.
     """
     of_next = {} if following is None else following._forward_pre_hooks
     fused: FusedDecoderLayer = fused_layer(
@@ -276,7 +276,7 @@ def fuse(layer: nn.Module, role: Role, following: nn.Module | None = None) -> Fu
 
 
 def _says(bias: Any, q_len: int, kv_len: int, *, zeros: bool) -> bool:
-    """Whether `bias` is one of ours for so many queries and keys, and whether it is nothing but zeros or may be more."""
+    """Return whether `bias` is a `PositionBias` for these numbers of queries and keys, and whether it has to be all zeros."""
     return (
         isinstance(bias, PositionBias)
         and bias.shape[2:] == (q_len, kv_len)

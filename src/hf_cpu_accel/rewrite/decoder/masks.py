@@ -1,4 +1,4 @@
-"""The masks that hosts hand to their decoder layers, as what the op takes: causality, a window and padding, or numbers to add."""
+"""Convert the masks that hosts pass to their decoder layers for the op: causality, a window and padding, or numbers to add."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MaskForm = Literal["seen", "hidden", "added"]
 
 
 def form_of(mask: object, window: int | None) -> MaskForm | None:
-    """In which form a host passed `mask` for a prompt whose last sequence has no padding; None for one not known."""
+    """Return the form of the host's `mask` for a prompt whose last sequence has no padding, or None for an unknown one."""
     if mask is None or isinstance(mask, CausalMask):
         return "seen"
     if not isinstance(mask, Tensor) or mask.dim() != 4:
@@ -39,12 +39,12 @@ def understood(
     mask: Tensor, form: MaskForm, window: int | None, cache: Cache | None, cache_index: int, batch: int, q_len: int,
     kept: KeptHeads | None = None,
 ) -> CausalMask | Tensor | None:  # fmt: skip
-    """The mask of a call as what the op takes: a `CausalMask`, or in the form "added" numbers [B, heads, q_len, kv_len].
+    """Return the mask of a call for the op: a `CausalMask`, or in the form "added" numbers [B, heads, q_len, kv_len].
 
-    None if the op cannot do what it says.
+    None if the op does not support it.
 
     Args:
-        kept: what the layer attends to, if another layer has put that into the cache; the mask may be of its last queries.
+        kept: the keys that the layer attends to, if another layer stored them; the mask may be of its last queries.
     """
     if mask.dim() != 4 or mask.shape[0] != batch or mask.shape[2] != q_len:
         return None
@@ -71,8 +71,8 @@ def understood(
 
 
 def _of_last(mask: CausalMask, kept: KeptHeads) -> CausalMask | None:
-    """`mask`, which is of the last queries of a call, with the padding that the mask of all tells of, as keys that these do not see
-    say nothing; None if it says something else."""
+    """Return `mask`, which is of the last queries of a call, with the padding of the mask of all queries, whose first keys these
+    do not see; None if the two contradict."""
     padding = kept.mask.padding if isinstance(kept.mask, CausalMask) else None
     if padding is not None and padding.shape[1] != mask.kv_offset + mask.shape[3]:
         return None
@@ -84,9 +84,9 @@ def _of_last(mask: CausalMask, kept: KeptHeads) -> CausalMask | None:
 def start_and_mask(
     masks: Sequence[CausalMask | Tensor | None], cache: Cache | None, dropped: int
 ) -> tuple[Tensor | None, Tensor | None]:
-    """The op's `start` and `mask`: the masks of the calls tell, and the cache remembers for steps that come without one.
+    """Return the op's `start` and `mask`, from the masks of the calls, or from the cache for steps without a mask.
 
-    `dropped` positions are not in the storage any more. Of no calls: only layers with a recurrence run, which look at none before.
+    `dropped` positions are no longer in the storage. Without masks only recurrent layers run, which read no earlier tokens.
     """
     if not masks:
         return None, None
@@ -105,7 +105,7 @@ def start_and_mask(
 
 
 def same_mask(one: CausalMask | Tensor | None, other: CausalMask | Tensor | None) -> bool:
-    """Whether they hide the same apart from windows."""
+    """Return whether the masks hide the same, apart from windows."""
     if any(isinstance(mask, Tensor) and not isinstance(mask, CausalMask) for mask in (one, other)):
         return one is other
     first, second = (mask.padding if isinstance(mask, CausalMask) else None for mask in (one, other))
@@ -115,7 +115,7 @@ def same_mask(one: CausalMask | Tensor | None, other: CausalMask | Tensor | None
 
 
 def tokens_of(cache: Cache | None, positions: int, batch: int) -> Tensor | None:
-    """bool [batch, positions], True where there is a token, as far as the cache knows; None if there are none."""
+    """Return bool [batch, positions], True where there is a token, from the cache, or None without positions."""
     if not positions or cache is None:
         return None
     start = start_of(cache)
@@ -125,17 +125,17 @@ def tokens_of(cache: Cache | None, positions: int, batch: int) -> Tensor | None:
 
 
 def has_padded_queries(mask: CausalMask | Tensor) -> bool:
-    """Whether some queries stand at no token and may be left out."""
+    """Return whether some queries are padding and may be skipped."""
     if not isinstance(mask, CausalMask) or mask.padding is None:
         return False
     return not mask.padding[:, -mask.shape[2] :].all()
 
 
 def attending(mask: CausalMask | Tensor | None, q_len: int) -> Tensor | None:
-    """bool [B, q_len], the queries that attend to some key, so that their rows say something; None if all do.
+    """Return bool [B, q_len], the queries that attend to some key, so that their rows are defined; None if all do.
 
     Args:
-        mask: as `understood` gives it.
+        mask: as returned by `understood`.
     """
     if mask is None:
         return None
@@ -145,7 +145,7 @@ def attending(mask: CausalMask | Tensor | None, q_len: int) -> Tensor | None:
 
 
 def mask_like(other: Any, mask: CausalMask, form: MaskForm, dtype: torch.dtype) -> Tensor:
-    """`mask` as a host passes it that passed `other` in this form, beside states in `dtype`; what is added may be any numbers."""
+    """Return `mask` in the form of a host that passed `other`, next to states in `dtype`; added numbers may differ."""
     if not isinstance(other, Tensor) or isinstance(other, CausalMask):
         return mask
     if other.dtype is torch.bool:
@@ -157,7 +157,7 @@ def mask_like(other: Any, mask: CausalMask, form: MaskForm, dtype: torch.dtype) 
 
 
 def _first_key(cache: Cache | None, cache_index: int, q_len: int) -> int:
-    """The position of the first key that a mask is about."""
+    """Return the position of the first key of a mask."""
     if cache is None:
         return 0
     layer: Any = cache.layers[cache_index]
@@ -165,14 +165,14 @@ def _first_key(cache: Cache | None, cache_index: int, q_len: int) -> int:
 
 
 def _up_to(mask: Tensor, kv_len: int) -> Tensor:
-    """The first `kv_len` keys of `mask`: a `StaticCache` has masks say of all its positions that there is nothing in them yet."""
+    """Return the first `kv_len` keys of `mask`: masks for a `StaticCache` also cover its empty positions."""
     if mask.shape[3] <= kv_len:
         return mask
     return remember(mask, ("first keys", kv_len), lambda: mask[..., :kv_len])
 
 
 def _hides_later_keys(mask: Tensor) -> bool:
-    """Whether no query attends to a key after itself, the last query standing at the last key."""
+    """Return whether no query attends to a later key, the last query being at the last key."""
     q_len, kv_len = mask.shape[2:]
     if q_len == 1:
         return True

@@ -1,7 +1,7 @@
-"""From the trace of a decoder layer to its parts: each step of the layer must follow from the one before by a known formula.
+"""Match the trace of a decoder layer to its parts: each step of the layer must follow from the one before by a known formula.
 
-Nothing is told by names. Where several formulas are possible (which norm, which activation, where the residual goes in), the
-numbers of the trace decide.
+Names decide nothing. If several formulas are possible (which norm, which activation, where the residual is added), the values of
+the trace decide.
 """
 
 from __future__ import annotations
@@ -35,11 +35,12 @@ OTHER = "it has operations that the fused layer does not support: its parts run 
 def match_layer(
     layer: nn.Module, trace: DecoderTrace, relative: RelativeBias | None, dtype: torch.dtype
 ) -> DecoderParts | Refusal:
-    """The parts of `layer`, whose trace is `trace`, without what only a position shows (rotary tables, windows); or why not.
+    """Return the parts of `layer`, whose trace is `trace`, without those that only positions show (rotary tables, windows), or a
+    refusal.
 
     Args:
-        relative: where the layer has the bias of its self-attention from, if that is its own.
-        dtype: in which the host made what it handed to the layer.
+        relative: the source of the layer's own position bias, if it has one.
+        dtype: dtype in which the host computed the arguments of the layer.
     """
     matcher = _Matcher(layer, trace, relative, dtype)
     return matcher.parts() or Refusal(matcher.reason, yields=matcher.is_other_kind)
@@ -158,7 +159,7 @@ class _Matcher:
         )
 
     def _covers_all(self) -> bool:
-        """Whether every packed linear was called once, and so were experts."""
+        """Return whether every packed linear, and all experts, were called once."""
         called: list[nn.Module] = []
         for call in chain.from_iterable(self.trace.stages):
             if isinstance(call, LinearCall):
@@ -169,7 +170,7 @@ class _Matcher:
         return sorted(map(id, called)) == sorted(map(id, packed))
 
     def _knows_all(self, ffn: FeedForwardParts | MixtureParts | None) -> bool:
-        """Whether every parameter belongs to a packed module or a norm, or is one of the sinks, of the mixture, or the bias."""
+        """Return whether every parameter belongs to a packed module, a norm, the sinks, the mixture or the position bias."""
         theirs = {id(call.sinks) for call in self.trace.attention if call.sinks is not None}
         if self.relative is not None:
             theirs.add(id(self.layer.get_parameter(self.relative.path)))
@@ -177,7 +178,7 @@ class _Matcher:
         return all(id(p) in theirs or path in of_mixture for path, p in self._unknown().items())
 
     def _unknown(self) -> dict[str, Tensor]:
-        """The parameters that belong to neither a packed module nor a norm, by their paths."""
+        """Return the parameters that belong to neither a packed module nor a norm, by path."""
         known = [module for _, module in self.norms.all]
         known += [module for part in self.head_norms for module in part.modules(self.layer)]
         known += [m for m in self.layer.modules() if isinstance(m, PackedLinear | PackedExperts)]
@@ -188,7 +189,7 @@ class _Matcher:
         return next((path for path, p in self.layer.named_parameters() if p is parameter), None)
 
     def _projections(self) -> list[LinearCall]:
-        """The linears before attention, and those after it that read the same, as that of a gate."""
+        """Return the linears before attention, and those after it with the same input, such as that of a gate."""
         before, middle, _ = self.trace.stages
         projections = [call for call in before if isinstance(call, LinearCall)]
         late = takewhile(
@@ -217,7 +218,8 @@ class _Matcher:
     def _ways(
         self, matcher: FeedForwardMatcher, ending: Ending, attention: Branch, cross: Branch | None
     ) -> Iterator[tuple[FeedForwardParts | MixtureParts | None, Residuals]]:
-        """What the calls between attention and `ending` may be, and where the residual goes in then; None for no calls at all."""
+        """Yield the possible parts of the calls between attention and `ending`, with the places of the residual; None without
+        calls."""
         x, output, calls = self.trace.input, ending.output, ending.calls
         if not calls and cross is None:
             yield from ((None, way) for way in self.norms.lone_residuals(x, attention, output))

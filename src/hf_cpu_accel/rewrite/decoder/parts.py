@@ -1,4 +1,4 @@
-"""What was read off a decoder layer: which of its modules do what, and the numbers that are in its code."""
+"""Parts of a decoder layer: the roles of its modules, and the constants in its code."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ _ALIKE = (
 
 @dataclass(frozen=True)
 class CrossParts:
-    """Attention to an encoder's output; see `ops.decoder_layers.CrossAttention` for the fields.
+    """Cross-attention; see `ops.decoder_layers.CrossAttention` for the fields.
 
     Attributes:
-        key, value: paths of the linears that make keys and values of the encoder's output, head after head.
+        key, value: paths of the linears that compute keys and values of the encoder's output, head after head.
         query, output: linears.
     """
 
@@ -50,14 +50,14 @@ class CrossParts:
     output: LinearRun
 
     def of(self, layer: nn.Module) -> CrossAttention:
-        """With the present weights of `layer`."""
+        """Return the cross-attention with the current weights of `layer`."""
         query, output = self.query.projection(layer), self.output.projection(layer)
         return CrossAttention(
             query, self.heads, self.kv_heads, self.head_dim, self.value_dim, self.scale, output
         )
 
     def encode(self, layer: nn.Module, states: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys [B, kv_heads, length, head_dim] and values [B, kv_heads, length, value_dim] of states [B, length, C]."""
+        """Return keys [B, kv_heads, length, head_dim] and values [B, kv_heads, length, value_dim] of states [B, length, C]."""
         shape = (*states.shape[:2], self.kv_heads, -1)
         key, value = (_linear(layer, path)(states).view(shape) for path in (self.key, self.value))
         return key.transpose(1, 2), value.transpose(1, 2)
@@ -65,10 +65,10 @@ class CrossParts:
 
 @dataclass(frozen=True)
 class PerLayerParts:
-    """The branch of an input of the layer's own; see `ops.decoder_layers.PerLayerInput`.
+    """The branch of the layer's own input; see `ops.decoder_layers.PerLayerInput`.
 
     Attributes:
-        argument: the name under which it is handed that.
+        argument: the name of the argument with this input.
         gate, output: linears.
     """
 
@@ -79,7 +79,7 @@ class PerLayerParts:
     post_norm: NormPart | None
 
     def of(self, layer: nn.Module) -> PerLayerInput:
-        """With the present weights of `layer`."""
+        """Return the branch with the current weights of `layer`."""
         norm = None if self.post_norm is None else self.post_norm.norm(layer)
         gate, output = self.gate.projection(layer), self.output.projection(layer)
         return PerLayerInput(gate, self.activation, output, norm)
@@ -87,16 +87,16 @@ class PerLayerParts:
 
 @dataclass(frozen=True)
 class DecoderParts:
-    """A layer as paths and numbers, from which `of` makes what the op takes; see `ops.decoder_layers` for the fields.
+    """A layer as paths and numbers, from which `of` creates the arguments of the op; see `ops.decoder_layers` for the fields.
 
     Attributes:
         sinks: path of the parameter, if there is one.
-        repeats: how often the original hands each head of keys and values to the cache.
-        alibi: [heads], what a score loses per token of distance, if it does.
-        hides: whether it hides later keys and those out of its window by itself, so that masks say nothing of windows.
-        relative: where the bias of distances comes from, if the layer has one of its own.
+        repeats: how often the original passes each head of keys and values to the cache.
+        alibi: [heads], the amount subtracted from a score per token of distance, or None.
+        hides: whether the layer itself hides later keys and those outside of its window, so that masks do not include windows.
+        relative: the source of the bias of distances, if the layer has its own.
         qkv, output: linears.
-        output_scale: the name of the buffer that it multiplies what it gives by, or None.
+        output_scale: the name of the buffer that multiplies its output, or None.
     """
 
     qkv: LinearRun
@@ -140,7 +140,7 @@ class DecoderParts:
     output_scale: str | None = None
 
     def of(self, layer: nn.Module, rotary: int = 0) -> DecoderLayer:
-        """With the present weights of `layer`; `rotary` says which of a call's tables it takes."""
+        """Return the layer with its current weights; `rotary` is the index of its tables in a call."""
 
         def norm(part: NormPart | HeadNormParts | None) -> Norm | None:
             return None if part is None else part.norm(layer)
@@ -171,11 +171,11 @@ class DecoderParts:
 
     @property
     def window_of_masks(self) -> int | None:
-        """The window of the masks that it is handed."""
+        """Return the window of the masks that the layer gets, or None."""
         return None if self.hides else self.window
 
     def linears(self, layer: nn.Module) -> tuple[PackedLinear, ...]:
-        """What a call multiplies with, in this order."""
+        """Return the linears of a call, in this order."""
         crossing = () if self.cross is None else (self.cross.query, self.cross.output)
         own = () if self.per_layer is None else (self.per_layer.gate, self.per_layer.output)
         runs = (self.qkv, self.output, *crossing, *(() if self.ffn is None else self.ffn.runs()), *own)

@@ -1,4 +1,4 @@
-"""One forward of a decoder layer on inputs that show what it does, seen from outside."""
+"""Trace one forward of a decoder layer on inputs that show its structure."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ _BATCH, _TOKENS, _ROUTED_TOKENS = 2, 4, 32
 
 
 def record(layer: nn.Module, call: LayerCall, past: int = 0) -> DecoderTrace:
-    """A forward of `layer`, a randomized copy, on random hidden states and with `call`'s other arguments.
+    """Trace a forward of `layer`, a randomized copy, on random hidden states and with the other arguments of `call`.
 
-    With experts it is of more tokens: a few may go to the same experts by different rules.
+    With experts it uses more tokens: different routing rules may send a few tokens to the same experts.
 
     Args:
         past: how many tokens the cache pretends to hold.
 
     Raises:
-        Refused: the layer's code raises something.
+        Refused: the layer's code raises an error.
     """
     features = call.hidden_states.shape[-1]
     generator = torch.Generator().manual_seed(0)
@@ -55,13 +55,13 @@ def record(layer: nn.Module, call: LayerCall, past: int = 0) -> DecoderTrace:
 
 
 def _is_of_tokens(value: Any, hidden_states: Tensor) -> bool:
-    """Whether it has values for each token of a call, as hidden states have."""
+    """Return whether the value has values for each token of a call, as hidden states do."""
     is_floating = isinstance(value, Tensor) and value.is_floating_point()
     return is_floating and value.dim() == 3 and value.shape[:2] == hidden_states.shape[:2]
 
 
 def _unrotated(value: Any, tokens: int) -> Any:
-    """Positions at which rotary tables say nothing; other tensors in float32."""
+    """Return rotary tables of positions without rotation; other tensors in float32."""
     if isinstance(value, tuple) and all(isinstance(part, Tensor) for part in value) and len(value) == 2:
         first, second = (part[:1, :1].float().expand(1, tokens, -1) for part in value)
         cos, sin = torch.ones_like(first), torch.zeros_like(second)

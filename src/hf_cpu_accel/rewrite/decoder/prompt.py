@@ -1,4 +1,4 @@
-"""A short prompt for a decoder: tokens, or hidden states where it has no embedding of tokens, with a cache and padding."""
+"""A short prompt for a decoder, with a cache and padding: tokens, or hidden states if it has no token embedding."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _EMBEDDED = "inputs_embeds"  # what takes the place of tokens
 
 
 def prompt_for(owner: Any, width: int, *, crosses: bool) -> dict[str, Any]:
-    """Arguments for the forward of `owner`, with what its config says; whatever that is, may raise.
+    """Return arguments for the forward of `owner`, from its config; any error is raised.
 
     Args:
         width: features of its layers' hidden states.
@@ -47,7 +47,7 @@ def prompt_for(owner: Any, width: int, *, crosses: bool) -> dict[str, Any]:
 
 
 def _encoded(owner: Any) -> dict[str, Tensor]:
-    """What an encoder could have given, by the names of the owner's arguments."""
+    """Return a random encoder output, by the names of the owner's arguments."""
     generator = torch.Generator().manual_seed(0)
     states = torch.randn(2, _ENCODED, owner.config.hidden_size, generator=generator).to(owner.dtype)
     if ENCODER_MASK not in parameters_of(owner.forward):
@@ -58,7 +58,7 @@ def _encoded(owner: Any) -> dict[str, Tensor]:
 
 
 def _tokens(owner: Any, width: int, names: Container[str]) -> dict[str, Tensor]:
-    """Ids for an embedding of tokens; else what would have been embedded, [2, tokens, width]."""
+    """Return ids for a token embedding, or embeddings [2, tokens, width] without one."""
     count = getattr(call_foreign(lambda: owner.get_input_embeddings()), "num_embeddings", None)
     if count is not None or _EMBEDDED not in names:
         count = owner.get_input_embeddings().num_embeddings

@@ -1,7 +1,7 @@
-"""Float32 copies of decoder layers with random norms and biases, to be traced in their place.
+"""Float32 copies of decoder layers with random norms and biases, which are traced instead of the layers.
 
-A copy has the same packed weights and random norms and biases, so that a scale that happens to be 1 or a bias that is 0 in this
-checkpoint still shows.
+A copy has the same packed weights and random norms and biases, so that a scale of 1 or a bias of 0 in this checkpoint still
+shows.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from hf_cpu_accel.rewrite.norm.match import FusedNorm
 
 
 def randomized_copy_of(layer: nn.Module) -> nn.Module:
-    """A copy of `layer` in float32 with the same packed weights, other norms and other biases.
+    """Return a copy of `layer` in float32 with the same packed weights, and other norms and biases.
 
     Raises:
         Refused: it cannot be copied.
@@ -62,7 +62,7 @@ def randomized_copy_of(layer: nn.Module) -> nn.Module:
 
 
 def scales_of(layer: nn.Module) -> list[str]:
-    """Its own buffers that are one number, by which it may multiply what it gives (Gemma 4)."""
+    """Return the names of the layer's scalar buffers, which may multiply its output (Gemma 4)."""
     return [
         name
         for name, b in layer._buffers.items()
@@ -71,7 +71,7 @@ def scales_of(layer: nn.Module) -> list[str]:
 
 
 def _originals(module: nn.Module) -> list[nn.Parameter]:
-    """The weights that are kept beside the packed ones."""
+    """Return the weights that are kept next to the packed ones."""
     if isinstance(module, PackedLinear):
         names: tuple[str, ...] = ("weight",)
     elif isinstance(module, PackedExperts):
@@ -83,6 +83,6 @@ def _originals(module: nn.Module) -> list[nn.Parameter]:
 
 
 def attention_configs(layer: nn.Module) -> list[Any]:
-    """Those that say how attention is computed, each once; a randomized copy's are its own."""
+    """Return the configs that choose the attention implementation, each once; a randomized copy has its own."""
     configs = [vars(module).get("config") for module in layer.modules() if dispatches(module)]
     return list({id(config): config for config in configs if config is not None}.values())

@@ -1,4 +1,5 @@
-"""Where a decoder layer has the bias of each distance from, as T5 has: one of its parameters, told by the scores of a forward."""
+"""Find the source of a decoder layer's bias of distances, as in T5: one of its parameters, identified from the scores of a
+forward."""
 
 from __future__ import annotations
 
@@ -16,18 +17,18 @@ _FARTHEST = 8192
 
 @dataclass(frozen=True)
 class RelativeBias:
-    """A parameter [buckets, heads] at `path` in a layer, and the bucket of each distance; beyond the last of them it stays."""
+    """A parameter [buckets, heads] at `path` in a layer, and the bucket of each distance; larger distances use the last bucket."""
 
     path: str
     buckets: Tensor
 
     def table(self, layer: nn.Module) -> Tensor:
-        """float32 [heads, distances], with the present values of the parameter."""
+        """Return the table float32 [heads, distances], with the current values of the parameter."""
         return layer.get_parameter(self.path).detach()[self.buckets].float().T.contiguous()
 
 
 def read_relative_bias(layer: nn.Module, call: LayerCall) -> RelativeBias | None:
-    """Where the bias of `layer`'s self-attention comes from, if each distance has its row of one of its parameters."""
+    """Return the source of the bias of `layer`'s self-attention, if each distance has its row of one of its parameters, or None."""
     bias = record(layer, call, past=_FARTHEST).attention[0].bias
     if bias is None or bias.shape[0] != 1:
         return None

@@ -1,4 +1,4 @@
-"""How the branches of a decoder layer become part of its hidden states: where its norms are, and by what factor they are added."""
+"""Match how the branches of a decoder layer join its hidden states: the places of its norms, and the factors of the sums."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hf_cpu_accel.tolerance import TRACED
 
 @dataclass(frozen=True)
 class Branch:
-    """What goes into the first linear of attention, cross-attention or FFN, and what comes out of the last one."""
+    """The input of the first linear of attention, cross-attention or FFN, and the output of the last one."""
 
     input: Tensor
     output: Tensor
@@ -39,7 +39,7 @@ class Residuals:
 
 
 class Norms:
-    """The norms of a layer, and what they make of tensors of its trace."""
+    """The norms of a layer, and their outputs for tensors of its trace."""
 
     def __init__(self, layer: nn.Module, features: int) -> None:
         self.all: list[tuple[NormPart, nn.Module]] = []
@@ -49,7 +49,7 @@ class Norms:
                 self.all.append((NormPart(path, spec), module))
 
     def between(self, before: Tensor, after: Tensor) -> list[NormPart | None]:
-        """The norms that make `after` of `before`; None is one of them if the two are the same."""
+        """Return the norms that map `before` to `after`; None is among them if the two are equal."""
         found: list[NormPart | None] = [] if differ(before, after) else [None]
         for part, module in self.all:
             made = _normed(part, module, before)
@@ -58,18 +58,19 @@ class Norms:
         return found
 
     def after(self, branch: Tensor) -> Iterator[tuple[NormPart | None, Tensor]]:
-        """What each norm makes of a branch's output, and none."""
+        """Yield each norm with its output for a branch's output, and None with the branch itself."""
         return ((_part(choice), _post(choice, branch)) for choice in self._over(branch))
 
     def lone_residuals(self, x: Tensor, attention: Branch, output: Tensor) -> Iterator[Residuals]:
-        """The ways to the output of a layer that is nothing but attention."""
+        """Yield the ways to the output of a layer that has only attention."""
         for post in self._over(x):
             scale = _factor(output - x, _post(post, attention.output))
             if scale is not None:
                 yield Residuals(None, _part(post), residual_scale=scale)
 
     def residuals(self, x: Tensor, attention: Branch, ffn: Branch, output: Tensor) -> Iterator[Residuals]:
-        """The ways from the layer's input x and the outputs of attention and FFN to the FFN's input and the layer's output."""
+        """Yield the ways from the layer's input x and the outputs of attention and FFN to the FFN's input and the layer's
+        output."""
         choices = self._over(x)
         for post, ffn_post in product(choices, repeat=2):
             branch, ffn_branch = _post(post, attention.output), _post(ffn_post, ffn.output)
@@ -93,7 +94,7 @@ class Norms:
     def crossing_residuals(
         self, x: Tensor, attention: Branch, cross: Branch, ffn: Branch, output: Tensor
     ) -> Iterator[Residuals]:
-        """The same with cross-attention in between: pre-norm (T5, Marian, Whisper) or post-norm (BART)."""
+        """Yield the same with cross-attention in between: pre-norm (T5, Marian, Whisper) or post-norm (BART)."""
         choices = self._over(x)
         for out in choices:
             before = _post(out, x + attention.output)
@@ -119,12 +120,12 @@ class Norms:
 
 
 def differ(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors of a trace cannot be the same."""
+    """Return whether two tensors of a trace differ by more than rounding."""
     return row_error(one, other) > TRACED.float32
 
 
 def _factor(target: Tensor, branch: Tensor) -> float | None:
-    """The number that `branch` must be multiplied by to be `target`, or None if there is none."""
+    """Return the number that maps `branch` to `target`, or None."""
     factor = ((target * branch).sum() / branch.square().sum().clamp_min(1e-30)).item()
     if abs(factor - 1) < TRACED.float32:
         factor = 1.0
@@ -144,7 +145,7 @@ def _post(choice: tuple[NormPart, nn.Module] | None, branch: Tensor) -> Tensor:
 
 
 def _normed(part: NormPart, module: nn.Module, input: Tensor) -> Tensor | None:
-    """None if the norm is for another number of features."""
+    """Return the output of the norm, or None if it has another number of features."""
     weight = module._parameters.get("weight")
     if weight is not None and weight.shape != input.shape[-1:]:
         return None

@@ -1,4 +1,4 @@
-"""What a decoder layer is in its model: its parts, and by which names its host passes what it attends to."""
+"""The role of a decoder layer in its model: its parts, and the names of the arguments from its host."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from hf_cpu_accel.rewrite.decoder.trace import DecoderTrace
 
 @dataclass
 class LayerArguments:
-    """What one call of a layer passes besides hidden states; None for what it does not pass."""
+    """The arguments of one call of a layer besides hidden states; None for those that are not passed."""
 
     cache: Any = None
     mask: Any = None
@@ -41,27 +41,27 @@ class LayerArguments:
 
 @dataclass(frozen=True)
 class Role:
-    """What a layer is in its model.
+    """The role of a layer in its model.
 
     Attributes:
-        parts: what it is made of.
+        parts: its parts.
         names: of its forward's parameters after hidden_states, in their order.
         cache, mask: the names of these arguments.
-        mask_form: in which form its host passes the mask.
-        causal: whether it attends to no later token where it gets no mask.
-        rotary: where it has its tables from, or None if it turns nothing.
-        encoder, encoder_mask: names of the arguments for an encoder's output and its mask, or None if it looks at none.
-        bias, cross_bias: names of the position biases that it is handed, the latter being zeros; None if it is handed none.
-        slopes: the argument that ALiBi's slopes come from, or None.
-        ignored: names of arguments that its host passes and that change nothing.
+        mask_form: the form in which its host passes the mask.
+        causal: whether it attends to no later token without a mask.
+        rotary: the source of its tables, or None without rotation.
+        encoder, encoder_mask: names of the arguments for an encoder's output and its mask, or None without cross-attention.
+        bias, cross_bias: names of the position biases among its arguments, the latter being zeros; None without.
+        slopes: the argument with ALiBi's slopes, or None.
+        ignored: names of arguments that its host passes and that have no effect.
         cache_index: of its layer in the cache.
-        rest: what it returns after the hidden states, "bias" and "cross_bias" being those of its attention; None if it returns no
+        rest: its outputs after the hidden states, "bias" and "cross_bias" being those of its attention; None if it returns no
             tuple.
-        is_returned: whether its output leaves the model as it is.
-        shared: the argument in which layers find keys and values of earlier ones, if it has to do with it.
-        keeps, takes: the keys there under which it leaves its own, and looks up those of another layer, whose `cache_index` it has
-            then; or None.
-        skips_padding: whether left padding may be left out; else calls with such tokens take the class's own forward.
+        is_returned: whether its output leaves the model unchanged.
+        shared: the argument in which layers find keys and values of earlier ones, if the layer uses it.
+        keeps, takes: the keys there under which it stores its own, and finds those of another layer, whose `cache_index` it then
+            has; or None.
+        skips_padding: whether left padding may be skipped; else calls with padding run the class's own forward.
     """
 
     parts: DecoderParts
@@ -87,7 +87,7 @@ class Role:
 
     @cached_property
     def fields(self) -> dict[str, str]:
-        """{name of an argument: field of `LayerArguments`}."""
+        """Return {name of an argument: field of `LayerArguments`}."""
         names = {
             "cache": self.cache,
             "mask": self.mask,
@@ -103,14 +103,15 @@ class Role:
         return {name: field for field, name in names.items() if name is not None}
 
     def named(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """The arguments after hidden_states by their names; a cache under an old name, which the host takes too, by the new one."""
+        """Return the arguments after hidden_states by name; a cache under an old name, which the host accepts too, by the new
+        one."""
         named = kwargs if not args else dict(zip(self.names, args, strict=False)) | kwargs
         if self.cache not in named and any(name in named for name in CACHES):
             named = {self.cache if name in CACHES else name: value for name, value in named.items()}
         return named
 
     def arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LayerArguments | None:
-        """The arguments after hidden_states by what they are; None if there is one that is not known."""
+        """Return the arguments after hidden_states by meaning, or None if one is unknown."""
         given = LayerArguments()
         for name, value in self.named(args, kwargs).items():
             if value is None or value is False or name in self.ignored:
@@ -123,7 +124,7 @@ class Role:
 
 
 class Bound(Protocol):
-    """Something with the weights of a layer as the op takes them, and the runs of layers that end with it; see `BoundLayer`."""
+    """An object with the weights of a layer for the op, and the runs of layers that end with it; see `BoundLayer`."""
 
     @property
     def bound_runs(self) -> dict[int, tuple[list[DecoderLayer | Tensor | None], BoundLayers]]: ...
@@ -133,11 +134,11 @@ class Bound(Protocol):
 
 
 class BoundLayer(FusedModuleMixin):
-    """A layer with its weights as the op takes them, and the runs of layers that end with it.
+    """A layer with its weights for the op, and the runs of layers that end with it.
 
     Attributes:
-        role: what it is in its model.
-        bound_runs: {length of a run: (what was bound, the bound arguments)}; see `deferred`.
+        role: its role in the model.
+        bound_runs: {length of a run: (sources of the arguments, the bound arguments)}; see `deferred`.
     """
 
     role: Role
@@ -146,14 +147,14 @@ class BoundLayer(FusedModuleMixin):
 
     @property
     def weights(self) -> DecoderLayer:
-        """The layer as the op takes it, with its present weights."""
+        """Return the layer for the op, with its current weights."""
         weights = self._weights  # once: another thread may forget them meanwhile
         if weights is None:
             weights = self._weights = self.role.parts.of(self)
         return weights
 
     def forget(self) -> None:
-        """To be called when weights were cast or exchanged."""
+        """Forget bound weights. Call it after weights are cast or replaced."""
         self._weights, self.bound_runs = None, {}
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> BoundLayer:
@@ -170,9 +171,9 @@ class Biases:
     """The position biases of a layer.
 
     Attributes:
-        own: where that of its self-attention comes from, if it is the layer's own.
-        handed: the tables of those that it is handed, by the names of the arguments; None for zeros.
-        names: of the arguments for self-attention and cross-attention, None for one that it is not handed.
+        own: the source of the bias of its self-attention, if it is the layer's own.
+        handed: the tables of those among its arguments, by name; None for zeros.
+        names: of the arguments for self-attention and cross-attention, None for a bias that is no argument.
     """
 
     own: RelativeBias | None
@@ -188,7 +189,7 @@ def role_of(
     mask_form: MaskForm,
     slopes: Slopes | None,
 ) -> Role | None:
-    """The role without rotary tables; None if the layer returns what only itself can make."""
+    """Return the role without rotary tables, or None if the layer returns values that only itself can compute."""
     bias, cross_bias = (*biases.names, None)[:2]
     used = [attention.bias for attention in trace.attention]
     rest: list[Literal["bias", "cross_bias"] | None] = []

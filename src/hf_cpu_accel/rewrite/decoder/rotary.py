@@ -1,4 +1,4 @@
-"""Where a decoder layer has the cosines and sines of its positions from."""
+"""The source of the cosines and sines of a decoder layer's positions."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ class RotarySource:
 
     Attributes:
         argument: name of the argument that they come from.
-        group: layers of one group have the same tables where they are given the same argument.
-        buffer: None if the argument is the tables; else the path of a buffer in the layer, [positions, rotary_dim] with the sines
-            of all frequencies and then their cosines (GPT-J), and the argument are positions.
-        halved: whether the tables hold all frequencies twice, one set after the other, where pairs of neighbors turn (GLM).
+        group: layers of one group have the same tables for the same argument.
+        buffer: None if the argument is the tables; else the path of a buffer in the layer, [positions, rotary_dim] with the
+            sines of all frequencies and then their cosines (GPT-J), and the argument are positions.
+        halved: whether the tables hold all frequencies twice, one set after the other, while adjacent features are rotated
+            (GLM).
         sines_first: whether the argument is (sin, cos) (GPT-J since transformers 5.24).
     """
 
@@ -34,13 +35,13 @@ class RotarySource:
     sines_first: bool = False
 
     def fits(self, value: Any, q_len: int) -> bool:
-        """Whether `value` is of so many positions."""
+        """Return whether `value` has `q_len` positions."""
         if self.buffer is not None:
             return isinstance(value, Tensor) and value.dim() == 2 and value.shape[1] == q_len
         return isinstance(value, tuple) and len(value) == 2 and value[0].shape[-2] == q_len
 
     def tables(self, layer: nn.Module, value: Any) -> tuple[Tensor, Tensor]:
-        """Those that `layer` makes of `value`."""
+        """Return the tables that `layer` uses for `value`."""
         if self.buffer is not None:
             sin, cos = layer.get_buffer(self.buffer)[value].chunk(2, dim=-1)
             return cos, sin
@@ -52,13 +53,14 @@ class RotarySource:
 
 
 def sines_first(tables: tuple[Tensor, Tensor]) -> bool:
-    """Whether a pair of tables [1 or B, q_len, features], the first position among them, is (sin, cos): there all sines are 0."""
+    """Return whether a pair of tables [1 or B, q_len, features], the first position among them, is (sin, cos): there all sines
+    are 0."""
     return bool((tables[0] == 0).all(dim=-1).any())
 
 
 @dataclass(frozen=True)
 class Rotation:
-    """A way to use tables: how many features of a head turn, and which of them together."""
+    """A use of tables: the number of rotated features of a head, and how they are paired."""
 
     source: RotarySource
     rotary_dim: int
@@ -66,13 +68,13 @@ class Rotation:
 
 
 class RotaryGroups:
-    """Tells which layers of a stack have the same tables."""
+    """Groups of the layers of a stack with the same tables."""
 
     def __init__(self) -> None:
         self._tables: list[Any] = []
 
     def of(self, table: Any) -> int:
-        """The number of the group with this tuple of tables, or a buffer like this."""
+        """Return the number of the group with this tuple of tables, or with an equal buffer."""
         for number, known in enumerate(self._tables):
             both = isinstance(known, Tensor) and isinstance(table, Tensor)
             if known is table or (both and torch.equal(known, table)):
@@ -82,7 +84,7 @@ class RotaryGroups:
 
 
 def rotations(layer: nn.Module, call: LayerCall, head_dim: int, groups: RotaryGroups) -> Iterator[Rotation]:
-    """The ways in which `layer` may use what it is given or has, the usual ones first."""
+    """Yield the ways in which `layer` may use tables from its arguments or buffers, the usual ones first."""
     if call.rotary is not None:
         table = call.arguments[call.rotary]
         width, group, swapped = table[0].shape[-1], groups.of(table), sines_first(table)

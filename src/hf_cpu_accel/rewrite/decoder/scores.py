@@ -1,8 +1,8 @@
-"""What a layer that computes its attention itself makes of the products of queries and keys: their scale, ALiBi's slopes, and which
-of them it hides.
+"""Match the scores of a layer that computes its attention itself, from the products of queries and keys: their scale, ALiBi's
+slopes, and the hidden keys.
 
-ALiBi (Press et al. 2022, arXiv:2108.12409) takes `slope * distance` off a score. Hosts hand it to their layers as a bias of the
-keys alone, `slope * position`: the rest is the same for all keys of a query, and softmax does not see it.
+ALiBi (Press et al. 2022, arXiv:2108.12409) subtracts `slope * distance` from a score. Hosts pass it to their layers as a bias of
+the keys alone, `slope * position`: the rest is equal for all keys of a query, and softmax cancels it.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ _TRUTHS = (torch.bool, torch.uint8)
 
 @dataclass(frozen=True)
 class Scores:
-    """softmax is taken of scale * query key^T + slopes * position, [heads]; None for no slopes.
+    """The input of softmax: scale * query key^T + slopes * position, [heads]; None without slopes.
 
     Attributes:
-        hides: whether the layer hides later keys by itself (GPT-Neo), and those out of a window of so many keys, if it is not None.
+        hides: whether the layer itself hides later keys (GPT-Neo), and those outside of a window of so many keys if it is not
+            None.
     """
 
     scale: float
@@ -40,13 +41,13 @@ class Scores:
 def read_scores(
     call: AttentionCall, key: Tensor, dtype: torch.dtype, buffers: Iterable[Tensor]
 ) -> Scores | None:
-    """How the scores of `call` follow from its query and the stored `key`; None if not like this.
+    """Return how the scores of `call` follow from its query and the stored `key`, or None.
 
-    Of the last sequence, which has no padding.
+    Only the last sequence counts, which has no padding.
 
     Args:
-        dtype: in which the host made what it handed to the layer.
-        buffers: of the layer, one of which says what it hides by itself.
+        dtype: dtype in which the host computed the arguments of the layer.
+        buffers: of the layer; one of them may hold the keys that it hides itself.
     """
     assert call.scores is not None
     query, key, scores = (part[-1].double() for part in (call.query, key, call.scores))
@@ -76,8 +77,8 @@ def read_scores(
 
 
 def _hidden(seen: Tensor, buffers: Iterable[Tensor]) -> tuple[int | None] | None:
-    """The window of a layer whose first tokens see of one another what `seen`, bool [L, L], says: from its buffer of all positions
-    that begins so, in which a query sees itself and the keys before it, or a window of them. None if there is no such buffer."""
+    """Return the window of a layer whose first tokens see one another as in `seen`, bool [L, L], from a buffer for all positions
+    that begins so. In it a query sees itself and the keys before it, or a window of them. None without such a buffer."""
     tokens = len(seen)
     for buffer in buffers:
         length = buffer.shape[-1] if buffer.dim() else 0
@@ -94,7 +95,7 @@ def _hidden(seen: Tensor, buffers: Iterable[Tensor]) -> tuple[int | None] | None
 
 @dataclass(frozen=True, eq=False)
 class Slopes:
-    """The argument `name` of a layer, a bias of the keys, and the slopes [heads] float32 that scores get of it.
+    """The argument `name` of a layer, a bias of the keys, and its slopes [heads] float32.
 
     The bias is [heads, 1, kv_len or more] or, with the heads of all sequences one after another, [B * heads, 1, ...]; the last
     columns count. Scores get `factor` times its values.
@@ -105,7 +106,7 @@ class Slopes:
     factor: float
 
     def says(self, bias: object, tokens: Tensor | None, batch: int, kv_len: int) -> bool:
-        """Whether `bias` has these slopes over all tokens, bool [B, kv_len] or None for everywhere."""
+        """Return whether `bias` has these slopes over all tokens, bool [B, kv_len] or None for all positions."""
         if not isinstance(bias, Tensor) or bias.dim() != 3 or bias.shape[1] != 1 or bias.shape[2] < kv_len:
             return False
         if bias.shape[0] not in (len(self.slopes), batch * len(self.slopes)):
@@ -131,7 +132,7 @@ class Slopes:
         return bool((error <= bound).all())
 
     def like(self, bias: Tensor, start: Tensor, kv_len: int) -> Tensor:
-        """What a host that passed `bias` passes for `kv_len` keys, the sequences beginning at `start` [B]."""
+        """Return the bias that a host passes for `kv_len` keys if it passed `bias`, for sequences that begin at `start` [B]."""
         heads = len(self.slopes)
         if bias.shape[0] == heads:
             return bias
@@ -141,7 +142,7 @@ class Slopes:
 
 
 def find_slopes(call: LayerCall, slopes: Tensor) -> Slopes | None:
-    """The argument that gives the layer's scores their `slopes` [heads]; None if there is none."""
+    """Return the argument that gives the layer's scores their `slopes` [heads], or None."""
     heads, keys, bound = len(slopes), call.hidden_states.shape[1], 10 * LINE.of(call.hidden_states.dtype)
     for name, value in call.arguments.items():
         if not isinstance(value, Tensor) or value.dim() != 3 or value.dtype not in _DTYPES:
@@ -165,7 +166,7 @@ def _rows(bias: Tensor, heads: int, keys: int) -> Tensor:
 
 
 def _centered(values: Tensor, seen: Tensor | None = None) -> Tensor:
-    """Less the mean of a row, or of what is seen of it; 0 elsewhere."""
+    """Subtract the mean of each row, or of its visible part; 0 elsewhere."""
     if seen is None:
         return values - values.mean(dim=-1, keepdim=True)
     shown = values.masked_fill(~seen, 0)

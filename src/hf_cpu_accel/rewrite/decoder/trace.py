@@ -1,4 +1,4 @@
-"""What is seen of one forward of a decoder layer: what its linears, its attention and its cache were given and gave back."""
+"""The trace of one forward of a decoder layer: inputs and outputs of its linears, its attention and its cache."""
 
 from __future__ import annotations
 
@@ -48,16 +48,16 @@ OpCall = LinearCall | FFNCall | ExpertsCall
 
 @dataclass(frozen=True)
 class AttentionCall:
-    """What attention was called with.
+    """One call of attention.
 
     Attributes:
         query: [B, heads, L, D].
         scale: factor of the scores, None for 1 / sqrt(D).
         bias: [1, heads, L, keys], added to the scores, or None.
-        scores: [B, heads, L, keys], of which a layer that computes its attention itself takes the softmax; scale and bias are in
-            them.
+        scores: [B, heads, L, keys], the input of softmax in a layer that computes its attention itself; scale and bias are
+            included.
         window, softcap, sinks: as in `ops.decoder_layers.SelfAttention`.
-        output: [B, L, heads, value_dim], what it gave; None where a layer computes it itself.
+        output: [B, L, heads, value_dim]; None in a layer that computes its attention itself.
     """
 
     query: Tensor
@@ -72,7 +72,7 @@ class AttentionCall:
 
 @dataclass(frozen=True)
 class Stored:
-    """What went into the cache as layer `layer_index`, None if another layer has stored it: key and value [B, kv_heads, L, D]."""
+    """Key and value [B, kv_heads, L, D] that went into the cache as layer `layer_index`, None if another layer stored them."""
 
     key: Tensor
     value: Tensor
@@ -85,16 +85,16 @@ class DecoderTrace:
 
     Attributes:
         input, output: of the layer, [B, L, C].
-        encoder: what it attends to besides, [B, encoder length, C], or None.
-        rest: what the layer returns after its output, None if it does not return a tuple.
-        stages: the calls of packed linears and experts before anything went into the cache, after the first keys and after the
-            second.
-        stored: what went into the cache, in order.
+        encoder: the encoder output for cross-attention, [B, encoder length, C], or None.
+        rest: outputs of the layer after the first, None if it does not return a tuple.
+        stages: the calls of packed linears and experts before anything went into the cache, after the first keys and after
+            the second.
+        stored: the contents of the cache, in order.
         attention: the attention calls.
         inputs: further arguments with values for each token, [B, L, ...], by name.
-        keeps, takes: under which keys of a mapping that layers are handed it leaves its keys and values to later ones, and looks up
-            those of an earlier one, which count as stored then; None where it does not.
-        clips: whether it bounds what its first linears gave (OLMoE's clip_qkv), which few values show.
+        keeps, takes: keys of a mapping among the arguments of layers, under which it stores its keys and values for later
+            layers, and finds those of an earlier one, which then count as stored; else None.
+        clips: whether it clamps the output of its first linears (OLMoE's clip_qkv), which few values show.
     """
 
     input: Tensor

@@ -1,4 +1,4 @@
-"""The verification of a match: the fused layer must give what the layer gives, for a prompt and for the token after it."""
+"""Verify a match: the fused layer must agree with the layer for a prompt and for the token after it."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from hf_cpu_accel.tolerance import DECODER_LAYER, MOST_ROWS
 
 
 class Verification:
-    """What a layer gives for a prompt and the token after it, with a cache and a mask, and for a prompt without either.
+    """The outputs of a layer for a prompt and the token after it, with a cache and a mask, and for a prompt without either.
 
-    The first sequence of the batch is padded on the left. Tables and positions are those with which the model called the layer, and
-    those of the last token again for the one after it.
+    The first sequence of the batch is padded on the left. Tables and positions are those with which the model called the layer,
+    and those of the last token again for the one after it.
 
     Args:
-        layer: left as it is.
-        dtype: of the activations; None: that in which the model called the layer.
-        biases: the tables of the position biases that are handed to it, by the names of the arguments; None for zeros.
+        layer: the layer, which stays unchanged.
+        dtype: of the activations; None for the dtype in which the model called the layer.
+        biases: the tables of the position biases among its arguments, by name; None for zeros.
     """
 
     def __init__(
@@ -60,18 +60,18 @@ class Verification:
 
     @property
     def tolerance(self) -> float:
-        """How far a layer that is read rightly may be off."""
+        """Return the allowed error of a correct match."""
         return DECODER_LAYER.of(self.dtype)
 
     def error(self, role: Role, *, masked: bool = True) -> float:
-        """How far the layer is off if it is fused as `role` says, relative to what it adds to the hidden states, worst row; with
+        """Return the error of the layer fused by `role`, relative to its change of the hidden states, of the worst row; with
         experts, the worst of most rows.
 
         Args:
             masked: with a cache and a mask, or without either.
 
         Raises:
-            Refused: the layer does not take that.
+            Refused: the layer rejects the arguments.
         """
         key = (role.parts.window, masked)
         if key not in self._expected:
@@ -96,11 +96,11 @@ class Verification:
         return rows[-1].item()
 
     def is_rounding(self, role: Role) -> bool:
-        """Whether the fused layer is no farther from what the layer gives in float32 than the layer itself, where rounding between
-        its ops moves it by more than the tolerance: scores that are not scaled down (Gemma 4) make large differences of small ones.
+        """Return whether the fused layer is no farther from the layer in float32 than the layer itself is, when rounding between
+        its ops exceeds the tolerance. Unscaled scores (Gemma 4) turn small differences into large ones.
 
         Raises:
-            Refused: the layer does not take float32.
+            Refused: the layer does not accept float32.
         """
         exact = Verification(self.layer, self.call, self.cache_index, torch.float32, self.biases)
         exact.hidden_states = self.hidden_states.float()
@@ -166,7 +166,8 @@ class Verification:
         return arguments
 
     def _shared(self, role: Role, cache: Any, part: slice, *, own: bool) -> dict[str, Any]:
-        """What the layer finds of earlier ones where it is called for some of the tokens; for its own forward ordinary tensors."""
+        """Return the keys and values of earlier layers for a call with some of the tokens, as ordinary tensors for the own
+        forward."""
         if role.takes is None:
             return {}
         batch, tokens = self.hidden_states.shape[:2]
@@ -201,7 +202,7 @@ class Verification:
 
 
 def _at(value: Any, dtype: torch.dtype, positions: slice) -> Any:
-    """The argument for some of its positions."""
+    """Return the argument for some of its positions."""
     if isinstance(value, tuple):
         return tuple(_at(part, dtype, positions) for part in value)
     if isinstance(value, Tensor) and not isinstance(value, CausalMask) and value.dim() in (2, 3):
@@ -211,7 +212,7 @@ def _at(value: Any, dtype: torch.dtype, positions: slice) -> Any:
 
 
 def _cache(cache_index: int, *, crosses: bool) -> Any:
-    """A cache of ours with room for the layer."""
+    """Return a `CPUCache` with room for the layer."""
     from transformers import EncoderDecoderCache, PreTrainedConfig
 
     from hf_cpu_accel.generate.cache import CPUCache, CPUCrossCache

@@ -1,4 +1,4 @@
-"""Notes what a decoder layer calls as it runs: packed linears and experts, attention in every form, the cache."""
+"""Record the calls of a decoder layer as it runs: packed linears and experts, attention in every form, the cache."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ _IMPLEMENTATION = "_attn_implementation_internal"
 
 @contextmanager
 def watched(layer: nn.Module, trace: DecoderTrace) -> Iterator[None]:
-    """What `layer`, a randomized copy, calls inside is noted in `trace`."""
+    """Record the calls inside of `layer`, a randomized copy, in `trace`."""
     functions, ops = _WrittenAttention(trace).listeners, _PackedCalls(layer, trace).listeners
     with disable_grouping(), _dispatched_attention(layer, trace), traced(ops=ops, functions=functions):
         yield
 
 
 def recording_cache(trace: DecoderTrace, past: int) -> Any:
-    """A cache that notes in `trace` what goes into it, and pretends to hold `past` tokens."""
+    """Return a cache that records updates in `trace`, and pretends to hold `past` tokens."""
     from transformers import DynamicCache, EncoderDecoderCache
 
     class Recording(DynamicCache):
@@ -69,7 +69,7 @@ def recording_cache(trace: DecoderTrace, past: int) -> Any:
 
 
 def recording_mapping(trace: DecoderTrace, held: Mapping[str, tuple[Tensor, Tensor]]) -> Any:
-    """A mapping in which a layer finds keys and values like those in `held`, and that notes in `trace` what it does with it."""
+    """Return a mapping in which a layer finds keys and values like those in `held`, and that records their use in `trace`."""
 
     class Recording(UserDict[str, Any]):
         def __getitem__(self, key: str) -> tuple[Tensor, Tensor]:
@@ -90,13 +90,13 @@ def recording_mapping(trace: DecoderTrace, held: Mapping[str, tuple[Tensor, Tens
 
 
 def _longer(states: Tensor, past: int) -> Tensor:
-    """[B, heads, past + L, D] of any values, at no cost."""
+    """Return [B, heads, past + L, D] with arbitrary values, at no cost."""
     return states[:, :, :1].expand(-1, -1, past + states.shape[2], -1)
 
 
 @contextmanager
 def _dispatched_attention(copied: nn.Module, trace: DecoderTrace) -> Iterator[None]:
-    """Attention that is dispatched by the configs of `copied`, which are its own, is noted."""
+    """Record attention that is dispatched by the configs of `copied`, which are its own."""
     from transformers import AttentionInterface
 
     def probe(
@@ -138,7 +138,7 @@ def _dispatched_attention(copied: nn.Module, trace: DecoderTrace) -> Iterator[No
 
 
 class _WrittenAttention:
-    """Notes attention that calls torch itself: a product of a query and the key that went into the cache, and its softmax."""
+    """Record attention that calls torch itself: a product of a query with the stored key, and its softmax."""
 
     def __init__(self, trace: DecoderTrace) -> None:
         self.trace = trace
@@ -161,7 +161,7 @@ class _WrittenAttention:
         self._note_product(*args[1:3], *(kwargs[name] for name in ("batch1", "batch2") if name in kwargs))
 
     def _note_product(self, query: Tensor, key: Tensor) -> None:
-        """The heads may lie side by side with the batch."""
+        """Record the product; heads may be merged with the batch."""
         if not self.trace.stored or self.trace.attention or query.dim() not in (3, 4):
             return
         stored = self.trace.stored[0].key
@@ -173,7 +173,7 @@ class _WrittenAttention:
             self.open = True
 
     def _softmax(self, args: Any, kwargs: Any, output: Any) -> None:
-        """What the product became."""
+        """Record the softmax of the product."""
         if not self.open:
             return
         self.open = False
@@ -183,7 +183,7 @@ class _WrittenAttention:
 
 
 class _PackedCalls:
-    """Notes the calls of packed linears and experts."""
+    """Record the calls of packed linears and experts."""
 
     def __init__(self, layer: nn.Module, trace: DecoderTrace) -> None:
         self.trace = trace
@@ -215,9 +215,10 @@ class _PackedCalls:
         self.trace.clips |= not self.trace.stored
 
     def _linear(self, weight: Tensor) -> PackedLinear:
-        """
+        """Return the packed linear with this weight.
+
         Raises:
-            Refused: it is none of the layer's own.
+            Refused: it does not belong to the layer.
         """
         linear = self.packed.get(weight.data_ptr())
         return required(Refusal("it calls a linear of another module") if linear is None else linear)
@@ -226,10 +227,10 @@ class _PackedCalls:
         self.trace.stages[min(len(self.trace.stored), 2)].append(call)
 
     def _rows(self, tensor: Tensor) -> Tensor:
-        """[B, L, ...] of any number of dimensions before the last.
+        """Return a tensor of any number of dimensions as [B, L, ...].
 
         Raises:
-            Refused: it is of some tokens alone, as of those that a router sends to an expert (Switch Transformers).
+            Refused: it has only some tokens, such as those that a router sends to an expert (Switch Transformers).
         """
         batch = len(self.trace.input)
         rows = tensor.shape[:-1].numel()

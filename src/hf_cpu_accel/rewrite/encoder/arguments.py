@@ -1,4 +1,4 @@
-"""How encoder layers are called, and what they are called with to see what they do."""
+"""Arguments of encoder layers, and the inputs that show their structure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ _DECODES = "is_decoder"  # attribute of layers that are built to be an encoder's
 
 
 def passed_names(layer: nn.Module) -> tuple[str, ...]:
-    """Of what its forward takes after hidden states, with what it passes on by `**kwargs` to attention over packed sequences."""
+    """Return the names of the parameters after hidden states, including those that `**kwargs` pass on to attention over packed
+    sequences."""
     names = parameter_names(layer.forward)[1:]
     kinds = {p.kind for p in parameters_of(layer.forward).values()}
     if inspect.Parameter.VAR_KEYWORD not in kinds or SEQUENCES in names:
@@ -26,20 +27,20 @@ def passed_names(layer: nn.Module) -> tuple[str, ...]:
 
 
 def may_decode(layer: nn.Module, names: tuple[str, ...]) -> bool:
-    """Whether it takes a cache by one of `names`, and does not say that it is built as an encoder's."""
+    """Return whether the layer takes a cache by one of `names`, and is not marked as an encoder layer."""
     said = {vars(module).get(_DECODES) for module in layer.modules()} - {None}
     return takes_cache(names) and said != {False}
 
 
 def padded(batch: int, length: int) -> Tensor:
-    """A mask, bool [batch, 1, length, length], that hides the last token of the last sequence."""
+    """Return a mask, bool [batch, 1, length, length], that hides the last token of the last sequence."""
     tokens = torch.ones(batch, length, dtype=torch.bool)
     tokens[-1, length - 1 :] = False
     return tokens[:, None, None].expand(batch, 1, length, length)
 
 
 def rotary_tables(length: int, head_size: int, dtype: torch.dtype, *, turn: bool) -> tuple[Tensor, Tensor]:
-    """(cos, sin) [1, length, head_size] as rotary modules make them: for random positions, or for some that turn nothing."""
+    """Return (cos, sin) [1, length, head_size] as rotary modules do: for random positions, or without rotation."""
     angles = torch.rand(1, length, head_size // 2, generator=torch.Generator().manual_seed(6)) * 3
     angles = (angles if turn else torch.zeros_like(angles)).repeat(1, 1, 2)
     return angles.cos().to(dtype), angles.sin().to(dtype)

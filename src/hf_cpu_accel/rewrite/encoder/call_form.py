@@ -1,4 +1,4 @@
-"""In which shapes an encoder layer takes hidden states and rotary tables."""
+"""The shapes in which an encoder layer takes hidden states and rotary tables."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SEQUENCES = "cu_seqlens"  # where sequences begin that lie one after another; se
 
 @dataclass(frozen=True)
 class CallForm:
-    """What a batch [B, L, H] and tables [1, L, features] are for a layer.
+    """The form of a batch [B, L, H] and of tables [1, L, features] for a layer.
 
     Attributes:
         packed: rows [B * L, H] and tables of them, with `cu_seqlens`.
@@ -32,7 +32,7 @@ class CallForm:
 
     @classmethod
     def possible(cls, names: tuple[str, ...]) -> Iterator[CallForm]:
-        """Those of a layer with these arguments, the usual ones first."""
+        """Yield the possible forms of a layer with these arguments, the usual ones first."""
         if SEQUENCES in names:
             yield cls(packed=True)
             yield cls(packed=True, leading=True)
@@ -42,7 +42,7 @@ class CallForm:
             yield cls(flat_tables=True)
 
     def arguments(self, hidden_states: Tensor, arguments: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
-        """What a layer is called with; `cu_seqlens` is that of the batch's sequences if it is not among the arguments."""
+        """Return the arguments of the layer; `cu_seqlens` is that of the batch's sequences if it is missing."""
         given = dict(arguments)
         batch, length = hidden_states.shape[:2]
         if self.flat_tables and ROTARY in given:
@@ -55,7 +55,7 @@ class CallForm:
         return hidden_states.flatten(0, 1)[(None,) * self.leading], given
 
     def call(self, layer: nn.Module, hidden_states: Tensor, arguments: dict[str, Any]) -> Any:
-        """What the layer makes of a batch, hidden states in that shape; or a `Refusal`."""
+        """Return the output of the layer for a batch, with hidden states in its shape, or a `Refusal`."""
         states, given = self.arguments(hidden_states, arguments)
         output = call_foreign(layer, states, **given)
         if not self.packed or isinstance(output, Refusal):

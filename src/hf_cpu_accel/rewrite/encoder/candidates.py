@@ -1,4 +1,4 @@
-"""What an encoder layer may be made of, from a trace of one forward: where its norms are, which activation is in the FFN."""
+"""Possible structures of an encoder layer, from a trace of one forward: the places of its norms, and the activation of the FFN."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hf_cpu_accel.rewrite.norm.match import identify_norm
 
 
 def candidates(layer: nn.Module, trace: LayerTrace) -> Iterator[EncoderLayerParts]:
-    """Those of a layer with this trace; which of them it is, only its numbers tell (see `match`)."""
+    """Yield the possible parts of a layer with this trace; the values decide which is right (see `match`)."""
     call = trace.attention[0]
     if call is None:
         return
@@ -60,14 +60,15 @@ def candidates(layer: nn.Module, trace: LayerTrace) -> Iterator[EncoderLayerPart
 
 
 def layer_scale_of(layer: nn.Module) -> tuple[nn.Parameter, nn.Parameter] | None:
-    """LayerScale: the two vectors of parameters that belong to no linear and no norm; one number is for all features."""
+    """Return LayerScale: the two vectors of parameters that belong to no linear and no norm, or None. A single number applies to
+    all features."""
     theirs = known_parameters(layer)
     vectors = [p for p in layer.parameters() if id(p) not in theirs and p.dim() == 1]
     return (vectors[0], vectors[1]) if len(vectors) == 2 else None
 
 
 def unexplained(layer: nn.Module, parts: EncoderLayerParts) -> str | None:
-    """A parameter that the parts do not explain: one whose effect a few random tokens do not show could be anything."""
+    """Return the path of a parameter that the parts do not explain, or None: a few random tokens may not show its effect."""
     known = known_parameters(layer) | {id(gain) for gain in layer_scale_of(layer) or ()}
     for path, p in layer.named_parameters():
         is_table = parts.relative is not None and p.dim() == 2 and p.shape[1] == parts.attention.heads
@@ -82,7 +83,7 @@ def known_parameters(layer: nn.Module) -> set[int]:
 
 
 def set_layer_scale_about_one(layer: nn.Module) -> None:
-    """The gains of a layer, a shadow, may be so small that what the branches compute does not show."""
+    """Set the gains of a shadow close to 1, since real ones may be too small to show the branches."""
     for number, gain in enumerate(layer_scale_of(layer) or ()):
         generator = torch.Generator().manual_seed(number)
         values = 1 + 0.3 * torch.randn(gain.shape, generator=generator).to(gain.dtype)

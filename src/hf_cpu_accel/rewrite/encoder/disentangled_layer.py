@@ -1,7 +1,7 @@
 """Encoder layers with disentangled attention (DeBERTa, He et al. 2021, arXiv:2006.03654): one op call.
 
-Their masks are [B, 1, L, L] truth values, whichever dtype they have, and hide whole rows: a query that is padding attends to
-all keys alike. Where padding is computed, a mask of the lowest number says so.
+Their masks are [B, 1, L, L] truth values of any dtype, and hide whole rows: a query that is padding attends to all keys equally.
+If padding is computed, a mask of the lowest number does the same.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ class _Tables(NamedTuple):
 
 
 class FusedDisentangledLayer(FusedEncoderLayer):
-    """See `FusedEncoderLayer`; for layers that are handed relative positions and vectors for them.
+    """See `FusedEncoderLayer`; for layers with relative positions and their embeddings as arguments.
 
     Attributes:
-        _tables: what was last made of such vectors.
+        _tables: the latest tables of these embeddings.
     """
 
     _parts: DisentangledParts
@@ -85,7 +85,7 @@ class FusedDisentangledLayer(FusedEncoderLayer):
         )
 
     def _padding_and_mask(self, mask: Tensor, dtype: torch.dtype) -> tuple[Tensor | None, Tensor | None]:
-        """Where tokens are, bool [B, L] or None for everywhere, and what is left of the mask for the op."""
+        """Return the tokens, bool [B, L] or None for all, and the remaining mask for the op."""
         attended, tokens, is_whole = remember(mask, "tokens of pairs", lambda: _tokens(mask))
         if is_whole:
             return None, None
@@ -116,12 +116,13 @@ class FusedDisentangledLayer(FusedEncoderLayer):
 
 
 def is_disentangled(names: tuple[str, ...]) -> bool:
-    """Whether the arguments of a layer's forward are those of such a layer."""
+    """Return whether the arguments are those of a layer with disentangled attention."""
     return POSITIONS | {MASK} <= set(names)
 
 
 def _tokens(mask: Tensor) -> tuple[Tensor, Tensor | None, bool]:
-    """bool [B, 1, L, L], the pairs of tokens; bool [B, L], the tokens if all pairs of them are there; and whether all are."""
+    """Return bool [B, 1, L, L], the pairs of tokens; bool [B, L], the tokens if all pairs of them are there; and whether all
+    are."""
     attended = mask.bool()
     if bool(attended.all()):
         return attended, None, True

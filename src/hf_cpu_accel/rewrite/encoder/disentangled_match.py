@@ -1,4 +1,4 @@
-"""From an encoder layer with disentangled attention to what it is made of: read off its products, and verified."""
+"""Match an encoder layer with disentangled attention from its products, and verify it."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ _OTHER = "its attention is not disentangled attention as in DeBERTa"
 
 
 def match_disentangled(layer: nn.Module, fuse: Fuse) -> EncoderMatch | Refusal:
-    """What `layer` is made of and how it is called, if `fuse` of that computes what the layer computes.
+    """Return the parts and the signature of `layer`, if `fuse` of these agrees with it.
 
     Raises:
-        Refused: the layer does not take what it is called with, or does what no matched says.
+        Refused: the layer rejects its arguments, or has other operations.
     """
     shadow = Shadow(layer)
     with torch.no_grad(), shadow.running():
@@ -60,7 +60,8 @@ class _Matcher:
         self.vectors = random(2 * span, width)
 
     def match(self) -> tuple[DisentangledParts, EncoderSignature]:
-        """
+        """Return the parts and the signature.
+
         Raises:
             Refused: see `match_disentangled`.
         """
@@ -89,7 +90,7 @@ class _Matcher:
         return {MASK: mask, RELATIVE: self._relative(), VECTORS: self.vectors}
 
     def _relative(self) -> Tensor:
-        """Small distances, the largest that have vectors of their own, and beyond, in both directions; [1, L, L]."""
+        """Return small distances, the largest with embeddings of their own, and larger ones, in both directions; [1, L, L]."""
         span = self.span
         ahead = torch.tensor([0, 1, span // 2, span - 1, span, span + 3, 1])
         position = torch.arange(_LENGTH)
@@ -128,10 +129,10 @@ class _Matcher:
 
 @dataclass
 class _Trace(LayerTrace):
-    """One forward of a layer over hidden states and vectors of positions.
+    """One forward of a layer over hidden states and position embeddings.
 
     Attributes:
-        products: the two sides of each product of a batch of matrices, [B * heads, rows, features] both.
+        products: the operands of each batched matrix product, [B * heads, rows, features] both.
     """
 
     products: list[tuple[Tensor, Tensor]] = field(default_factory=list)
@@ -159,7 +160,7 @@ class _Trace(LayerTrace):
         self.products.append((args[0], args[1].mT))
 
     def positions(self) -> tuple[PackedLinear | None, PackedLinear | None] | None:
-        """What makes keys and queries of positions, or None; notes the attention of content."""
+        """Return the linears for keys and queries of positions, or None; records the attention of content."""
         if len(self.products) < 3:
             return None
         (query, key), *others, (_, value) = self.products
@@ -188,15 +189,15 @@ class _Trace(LayerTrace):
 
 
 def _heads(x: Tensor) -> Tensor:
-    """[B * heads, rows, features] as [B, heads, rows, features]."""
+    """Return [B * heads, rows, features] as [B, heads, rows, features]."""
     return x.unflatten(0, (_BATCH, -1))
 
 
 def _rest(output: Any) -> tuple[None, ...] | None:
-    """What comes behind the hidden states.
+    """Return the outputs after the hidden states.
 
     Raises:
-        Refused: something that only the layer itself can make.
+        Refused: only the layer itself can compute them.
     """
     if not isinstance(output, tuple):
         return None
@@ -206,7 +207,7 @@ def _rest(output: Any) -> tuple[None, ...] | None:
 
 
 def _exact(scale: float, head_size: int) -> float:
-    """1 / sqrt(n * head_size), n products being added, where the scale is nearly that: it was measured."""
+    """Return 1 / sqrt(n * head_size) for a sum of n products if the measured `scale` is close to it, else `scale`."""
     exact = [(count * head_size) ** -0.5 for count in (1, 2, 3)]
     nearest = min(exact, key=lambda value: abs(value - scale))
     return nearest if abs(nearest - scale) < MEASURED_SCALE * nearest else scale

@@ -1,8 +1,8 @@
-"""Embeddings of transformer encoders as one op: words, token types and positions looked up, added and normalized.
+"""Embeddings of transformer encoders as one op: words, token types and positions are looked up, added and normalized.
 
-What a module looks up where is read off a trace of one forward, not off its class or the names of its parts. The match is then
-verified: the op must give what the module gives, for ids with and without padding, for the longest sequence, and with and without
-token types and positions from outside.
+The tables and their indices are matched from a trace of one forward, not from the class or the names of its parts. The match is
+then verified: the op must agree with the module for ids with and without padding, for the longest sequence, and with and without
+token types and positions as arguments.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ _BATCH, _LENGTH = 2, 7
 class FusedEmbeddings(FusedModuleMixin):
     """Mixed into the module's own class by `fuse`: children, hooks and attributes are those of the original.
 
-    The tables are fetched in every call, since they may be resized while the model is accelerated. What the op does not serve
-    (inputs_embeds, a cache, dropout, gradients, hooks on a table, another module in the place of one, ids out of range) takes the
-    class's own forward, which also knows its own error messages.
+    The tables are read in every call, since they may be resized while the model is accelerated. Cases that the op does not
+    support (inputs_embeds, a cache, dropout, gradients, hooks on a table, another module in place of one, ids out of range) run
+    the class's own forward, which also has its own error messages.
     """
 
     _reading: EmbeddingsMatch
@@ -53,7 +53,8 @@ class FusedEmbeddings(FusedModuleMixin):
     _dropouts: tuple[nn.Module, ...]
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
-        """input_ids [B, L], and token_type_ids and position_ids [B or 1, L] where the original takes them -> [B, L, C]."""
+        """Return the embeddings [B, L, C] of input_ids [B, L], and token_type_ids and position_ids [B or 1, L] if the original
+        takes them."""
         given = {**dict(zip(self._reading.inputs, args, strict=False)), **kwargs}
         if len(given) == len(args) + len(kwargs) and self._is_ordinary():
             ids, type_ids = given.pop(IDS, None), given.pop(TYPES, None)
@@ -69,7 +70,7 @@ class FusedEmbeddings(FusedModuleMixin):
         return Reference(args, kwargs)
 
     def _is_ordinary(self) -> bool:
-        """Nothing else was put inside, no hooks watch what passes there, and it is not trained."""
+        """Return whether the modules inside are unchanged, without hooks, and not in training."""
         if any(self._hooks_inside) or self.is_edited:
             return False
         if self.training or any(dropout.training for dropout in self._dropouts):
@@ -80,11 +81,11 @@ class FusedEmbeddings(FusedModuleMixin):
 def look_up(
     matched: EmbeddingsMatch, ids: Tensor, type_ids: Tensor | None, position_ids: Tensor | None
 ) -> Tensor:
-    """The op on the tables as they are now.
+    """Run the op on the current tables.
 
     Raises:
-        IndexError, RuntimeError: the op refuses its arguments.
-        KeyError: a table is no plain parameter any more.
+        IndexError, RuntimeError: the op rejects its arguments.
+        KeyError: a table is no longer a plain parameter.
     """
     types, positions, norm = matched.types, matched.positions, matched.norm._parameters
     return _EMBEDDING_NORM(
@@ -103,7 +104,7 @@ def look_up(
 
 
 def fuse(module: nn.Module, matched: EmbeddingsMatch) -> nn.Module:
-    """`module` with the fused forward; the original is not changed."""
+    """Return `module` with the fused forward; the original is not changed."""
     fused = empty(FusedEmbeddings, type(module))
     # Dictionaries are shared on purpose: a table that is exchanged or resized on either is so on both.
     fused.__dict__.update(vars(module))
@@ -119,7 +120,7 @@ def fuse(module: nn.Module, matched: EmbeddingsMatch) -> nn.Module:
 
 
 class EmbeddingsRule:
-    """BERT's embeddings, and what is built like them: up to three tables of one width, and a norm of the sum of their rows."""
+    """Embeddings like BERT's: up to three tables of one width, and a norm of the sum of their rows."""
 
     name = "embeddings"
 
@@ -138,7 +139,8 @@ class EmbeddingsRule:
 
 
 def _may_be_embeddings(module: nn.Module) -> bool:
-    """One to three tables of equal width and dtype, a layer norm as wide, perhaps dropout, and no parameters of its own."""
+    """Return whether the module has one to three tables of equal width and dtype, a layer norm of that width, optionally
+    dropout, and no parameters of its own."""
     if "forward" in vars(module) or module._compiled_call_impl is not None or module._parameters:
         return False
     tables = tables_of(module)
@@ -160,7 +162,7 @@ def _may_be_embeddings(module: nn.Module) -> bool:
 
 
 def _is_verified(module: nn.Module, matched: EmbeddingsMatch) -> bool:
-    """Whether the op gives what `module` gives, in all the ways in which it will be called."""
+    """Return whether the op agrees with `module` in all forms of calls."""
     tolerance = EMBEDDINGS.of(matched.words.weight.dtype)
     with torch.no_grad():
         for inputs in _calls(matched):
@@ -174,7 +176,7 @@ def _is_verified(module: nn.Module, matched: EmbeddingsMatch) -> bool:
 
 
 def _calls(matched: EmbeddingsMatch) -> Iterator[dict[str, Tensor]]:
-    """Inputs that show every part of the matched: the longest sequence (position ids may come from a buffer), and all the
+    """Yield inputs that show every part of the match: the longest sequence (position ids may come from a buffer), and all
     combinations of optional inputs on a short batch."""
     generator = torch.Generator().manual_seed(0)
 

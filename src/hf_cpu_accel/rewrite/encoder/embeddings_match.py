@@ -1,4 +1,4 @@
-"""What an embeddings module looks up, seen from outside: which rows of which table one forward asks for."""
+"""Match an embeddings module from the rows of the tables that one forward reads."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _BATCH, _LENGTH = 2, 7
 
 @dataclass(frozen=True)
 class EmbeddingsMatch:
-    """What an embeddings module computes.
+    """The parts of an embeddings module.
 
     Attributes:
-        words, types, positions: its tables; there may be none of token types, and none of positions.
-        norm, eps: its norm, and what that adds to the variance.
-        first_position, padding_id: how tokens are counted; see `ops.embedding.embedding_norm`.
+        words, types, positions: its tables; those of token types and positions may be missing.
+        norm, eps: its norm, and the number added to the variance.
+        first_position, padding_id: how positions are counted; see `ops.embedding.embedding_norm`.
         inputs: names of the parameters of its forward, in their order.
     """
 
@@ -43,20 +43,20 @@ class EmbeddingsMatch:
     inputs: tuple[str, ...]
 
     def is_trained(self) -> bool:
-        """Whether a parameter asks for a gradient."""
+        """Return whether a parameter requires a gradient."""
         parts = (self.words, self.types, self.positions, self.norm)
         parameters = (p for part in parts if part is not None for p in part._parameters.values())
         return any(p is not None and p.requires_grad for p in parameters)
 
 
 def tables_of(module: nn.Module) -> list[nn.Embedding]:
-    """The children that are plain lookup tables."""
+    """Return the children that are plain lookup tables."""
     return [child for child in module.children() if type(child) is nn.Embedding]
 
 
 @dataclass(frozen=True)
 class _Role:
-    """The input by which a table is addressed, and for positions how they are counted."""
+    """The input that indexes a table, and for positions how they are counted."""
 
     input: str
     first_position: int = 0
@@ -64,7 +64,7 @@ class _Role:
 
 
 def match_embeddings(module: nn.Module) -> EmbeddingsMatch | None:
-    """What a trace of `module`, which consists of tables and one norm, says that it computes; None if that is something else."""
+    """Return the parts of `module`, which consists of tables and one norm, from a trace, or None."""
     inputs = parameter_names(module.forward)
     if IDS not in inputs or not set(inputs) <= {IDS, TYPES, POSITIONS, *_LEFT_OUT}:
         return None
@@ -99,7 +99,7 @@ def match_embeddings(module: nn.Module) -> EmbeddingsMatch | None:
 
 
 def _role(rows: Tensor, ids: Tensor, padding_ids: list[int]) -> _Role | None:
-    """The role of a table that was asked for `rows`, when the module was given `ids`."""
+    """Return the role of a table whose `rows` were read for `ids`, or None."""
     if rows.dim() not in (1, 2) or rows.shape[-1] != _LENGTH:
         return None
     rows = rows.expand(ids.shape)
@@ -115,13 +115,13 @@ def _role(rows: Tensor, ids: Tensor, padding_ids: list[int]) -> _Role | None:
 
 
 def _padding_ids(module: nn.Module) -> list[int]:
-    """The ids that may be padding for `module`: it says so itself, or one of its tables does."""
+    """Return the ids that may be padding for `module`, from itself or one of its tables."""
     held = [getattr(part, "padding_idx", None) for part in (module, *tables_of(module))]
     return sorted({value for value in held if isinstance(value, int)})
 
 
 def _ids_with(padding_ids: list[int]) -> Tensor:
-    """Ids [2, 7] among which all of `padding_ids` are, in both rows, but not in the first place."""
+    """Return ids [2, 7] that contain all of `padding_ids`, in both rows, but not in the first place."""
     ids = torch.randint(1000, 2000, (_BATCH, _LENGTH), generator=torch.Generator().manual_seed(0))
     for number, padding_id in enumerate(padding_ids):
         ids[0, 1 + number], ids[1, _LENGTH - 1 - number] = padding_id, padding_id

@@ -1,4 +1,4 @@
-"""Where a fused layer would be expected: told by the linears that a module holds."""
+"""Find places where a fused layer would be expected, by the number of linears in a module."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _ATTENTION = 4
 
 
 def is_layer(root: nn.Module, path: str) -> bool:
-    """Whether that is a transformer layer in a list of such, by its linears, and holds no such list itself."""
+    """Return whether the module is a transformer layer in a list of layers, by its linears, and contains no such list itself."""
     if not is_listed(root, path):
         return False
     layer = root.get_submodule(path)
@@ -26,7 +26,7 @@ def _attends(module: nn.Module) -> bool:
 
 
 def _linears(module: nn.Module) -> int:
-    """How many linears that is, but for what is in it."""
+    """Return the number of linears that the module itself stands for."""
     if isinstance(module, PackedMultiheadAttention):
         return len(module.group.ranges)
     return isinstance(module, PackedLinear) and not hasattr(module, "kernel_size")

@@ -1,4 +1,4 @@
-"""Finds the encoder layers of a model and fuses them: told by what they compute, not by class or names."""
+"""Find the encoder layers of a model and fuse them, by their computation instead of their class or names."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _NEIGHBORS = "sinusoidal_pos"  # RoFormer's tables
 
 
 def fuse_encoder_layers(context: Context) -> list[PlanItem]:
-    """Fuse every layer of the model that is one. To be called when the linears are packed and attention is ours."""
+    """Fuse every encoder layer of the model. Call it after linears are packed and attention is replaced."""
 
     def named(fused: FusedEncoderLayer, path: str) -> tuple[str, str]:
         return "encoder_layer", context.dtype_names(path, fused)
@@ -41,7 +41,7 @@ def fuse_encoder_layers(context: Context) -> list[PlanItem]:
 
 
 def _match_encoder_layer(layer: nn.Module, path: str, context: Context) -> FusedEncoderLayer | Refusal | None:
-    """The layer with the fused forward, if that does what the layer does; None if there is no attention in it."""
+    """Return the layer with the fused forward if both agree; None if it has no attention."""
     if not _holds_attention(layer):
         return None
     if any(context.skipped(f"{path}.{name}" if name else path) for name, _ in layer.named_modules()):
@@ -63,15 +63,14 @@ def _match_encoder_layer(layer: nn.Module, path: str, context: Context) -> Fused
 
 
 def _holds_attention(module: nn.Module) -> bool:
-    """Whether the linears of a layer are in there at least."""
+    """Return whether the module has at least as many linears as a layer."""
     if isinstance(module, FusedEncoderLayer):
         return False
     return sum(isinstance(child, PackedLinear) for child in module.modules()) >= _FEWEST
 
 
 def _structure_refusal(module: nn.Module, most: int) -> Refusal | None:
-    """What shows without a call: how it is called, whether it holds up to `most` linears, and who watches or changes what passes
-    inside."""
+    """Return a refusal from the structure alone: its arguments, more than `most` linears, or hooks inside."""
     inside = [child for child in module.modules() if child is not module]
     names = parameter_names(module.forward)
     linears = sum(isinstance(child, PackedLinear) for child in inside)

@@ -1,10 +1,10 @@
-"""Layer fusion for encoder layers over images [B, height, width, C] that attend by rows and columns (ViTDet, Li et al. 2022,
-arXiv:2203.16527; SAM): in whole windows, or everywhere, with biases that depend on the query.
+"""Layer fusion for encoder layers over images [B, height, width, C] with row and column biases (ViTDet, Li et al. 2022,
+arXiv:2203.16527; SAM): in whole windows, or over the whole image, with biases that depend on the query.
 
-A score gains query . R[row of the query - row of the key], and the same for columns. These products, one for each row and column of
-keys, are further features of the query; a key's are ones at its own row and column. So attention needs no matrix of biases, which
-for 64 x 64 tokens and 12 heads has 800 MB, and a layer is six ops: norm, query | key | value, attention, output and sum, norm,
-feed-forward network and sum.
+A score gains query . R[row of the query - row of the key], and the same for columns. These products, one for each row and column
+of keys, are further features of the query; a key's are ones at its own row and column. So attention needs no matrix of biases,
+which for 64 x 64 tokens and 12 heads takes 800 MB. A layer is six ops: norm, query | key | value, attention, output and sum,
+norm, feed-forward network and sum.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from hf_cpu_accel.rewrite.linear.layer import PackedLinear
 
 @dataclass(frozen=True)
 class GridParts:
-    """A layer by the paths of what is in it.
+    """A layer by the paths of its parts.
 
     Attributes:
         head_size: features of a head.
-        tables: of the parameters R for rows and for columns, [2 * side - 1, head_size] each; none where scores have no biases.
+        tables: of the parameters R for rows and for columns, [2 * side - 1, head_size] each; none without biases.
         window: the side of the windows, 0 where all tokens attend to all.
-        channels_first: whether it takes and gives [B, C, height, width].
-        outputs: of how many values the tuple is that it returns, None if it returns none.
+        channels_first: whether input and output are [B, C, height, width].
+        outputs: the length of the tuple that it returns, None if it returns none.
     """
 
     attention_norm: str
@@ -56,14 +56,15 @@ class GridParts:
 
 
 class FusedGridLayer(FusedModuleMixin):
-    """Mixed into the layer's own class, whose forward it runs where hooks look inside, where more is asked for than hidden states,
-    and while a graph is traced."""
+    """Mixed into the layer's own class, whose forward runs where hooks read values inside, where the caller asks for more than
+    hidden states, and while a graph is traced."""
 
     _parts: GridParts
     _bound: _Bound | None
 
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
-        """hidden_states [B, height, width, C], or as the original takes them -> as the original."""
+        """Run the layer on hidden_states [B, height, width, C], or in the shape of the original; returns what the original
+        returns."""
         if not self._serves(hidden_states, (*args, *kwargs.values())):
             return self._original_class.forward(self, hidden_states, *args, **kwargs)
         check_inference(self, hidden_states)
@@ -119,7 +120,7 @@ class _Bound:
         )
 
     def __call__(self, image: Tensor, tables: list[nn.Parameter], parts: GridParts) -> Tensor:
-        """image [B, height, width, C], tables [2 * side - 1, head_size] -> [B, height, width, C]."""
+        """Compute image [B, height, width, C], tables [2 * side - 1, head_size] -> [B, height, width, C]."""
         height, width, window = *image.shape[1:3], parts.window
         normed = self.attention_norm(image)
         grid = _windows(normed, window) if window else normed
@@ -142,7 +143,7 @@ def _part(linear: PackedLinear) -> Part:
 
 
 def _attend(qkv: Tensor, tables: list[nn.Parameter], head_size: int) -> Tensor:
-    """qkv [N, h, w, 3 * heads * head_size] -> [N, h, w, heads * head_size]."""
+    """Compute qkv [N, h, w, 3 * heads * head_size] -> [N, h, w, heads * head_size]."""
     query, key, value = qkv.unflatten(-1, (3, -1, head_size)).unbind(3)  # [N, h, w, heads, head_size]
     height, width = query.shape[1:3]
     scale = head_size**-0.5
@@ -153,7 +154,7 @@ def _attend(qkv: Tensor, tables: list[nn.Parameter], head_size: int) -> Tensor:
 
 
 def _with_places(query: Tensor, key: Tensor, of_rows: Tensor, of_columns: Tensor) -> tuple[Tensor, Tensor]:
-    """Query and key [N, h, w, heads, head_size] with h + w features more, whose products are the biases."""
+    """Return query and key [N, h, w, heads, head_size] with h + w more features, whose products are the biases."""
     height, width = query.shape[1:3]
     by_row = torch.einsum("bhwnd,hkd->bhwnk", query, _by_distance(of_rows, height))
     by_column = torch.einsum("bhwnd,wkd->bhwnk", query, _by_distance(of_columns, width))
@@ -163,7 +164,7 @@ def _with_places(query: Tensor, key: Tensor, of_rows: Tensor, of_columns: Tensor
 
 
 def _by_distance(table: Tensor, side: int) -> Tensor:
-    """[side, side, head_size], R[query - key] for so many rows or columns; the table is stretched to that many."""
+    """Return R[query - key] as [side, side, head_size] for `side` rows or columns; the table is interpolated to that size."""
     wanted = 2 * side - 1
     if len(table) != wanted:
         table = functional.interpolate(table.T[None], size=wanted, mode="linear")[0].T
@@ -172,7 +173,7 @@ def _by_distance(table: Tensor, side: int) -> Tensor:
 
 
 def _windows(image: Tensor, side: int) -> Tensor:
-    """[B, height, width, C] -> [B * windows, side, side, C], zeros beyond the image."""
+    """Return [B, height, width, C] as [B * windows, side, side, C], with zeros beyond the image."""
     height, width = image.shape[1:3]
     image = functional.pad(image, (0, 0, 0, -width % side, 0, -height % side))
     cut = image.unflatten(2, (-1, side)).unflatten(1, (-1, side))  # [B, rows, side, columns, side, C]
@@ -180,7 +181,7 @@ def _windows(image: Tensor, side: int) -> Tensor:
 
 
 def _joined(windows: Tensor, height: int, width: int) -> Tensor:
-    """The reverse, without what is beyond the image."""
+    """Invert `_windows`, without the part beyond the image."""
     side = windows.shape[1]
     rows, columns = -(-height // side), -(-width // side)
     image = windows.unflatten(0, (-1, rows, columns)).transpose(2, 3).flatten(3, 4).flatten(1, 2)

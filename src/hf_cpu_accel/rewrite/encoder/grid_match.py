@@ -1,4 +1,4 @@
-"""Finds the layers of a model that attend by rows and columns of an image, and fuses them."""
+"""Find the layers of a model with row and column biases, and fuse them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _OTHER = Refusal("it does not match attention with row and column biases and a f
 
 
 def fuse_grid_layers(context: Context) -> list[PlanItem]:
-    """Fuse every layer of the model that is one. To be called when the linears are packed."""
+    """Fuse every such layer of the model. Call it after linears are packed."""
 
     def named(fused: FusedGridLayer, path: str) -> tuple[str, str]:
         return "linear, attention, ffn", context.dtype_names(path, fused)
@@ -53,8 +53,8 @@ def _match_grid_layer(layer: nn.Module, path: str, context: Context) -> FusedGri
 
 
 def _tables(layer: nn.Module) -> tuple[str, ...] | None:
-    """The paths of the two tables, if there are some, of a layer that holds four linears, two norms, and nothing else with
-    parameters; None for another layer."""
+    """Return the paths of the two tables, if there are any, of a layer with four linears, two norms and no other parameters;
+    None for another layer."""
     if isinstance(layer, FusedModuleMixin) or parameter_names(layer.forward)[:1] != ("hidden_states",):
         return None
     modules = list(layer.modules())
@@ -70,7 +70,7 @@ def _tables(layer: nn.Module) -> tuple[str, ...] | None:
 
 
 def _fuse_grid_layer(layer: nn.Module, tables: tuple[str, ...]) -> FusedGridLayer | Refusal:
-    """The layer with the fused forward, if on small images that does what the layer does."""
+    """Return the layer with the fused forward, if both agree on small images."""
     shadow = Shadow(layer)
     tried = shadow.module
     with torch.no_grad(), shadow.running():
@@ -96,7 +96,7 @@ def _fuse_grid_layer(layer: nn.Module, tables: tuple[str, ...]) -> FusedGridLaye
 
 
 def _set_at_random(layer: nn.Module, tables: tuple[str, ...]) -> None:
-    """The tables of a shadow: before training they are zeros, which do not show what they do."""
+    """Set the tables of a shadow at random: before training they are zeros, which have no effect."""
     for number, path in enumerate(tables):
         owner, _, name = path.rpartition(".")
         shape, dtype = layer.get_parameter(path).shape, layer.get_parameter(path).dtype
@@ -115,7 +115,7 @@ def _image(layer: nn.Module, sides: tuple[int, int], *, channels_first: bool) ->
 def _candidates(
     layer: nn.Module, tables: tuple[str, ...], image: Tensor, *, channels_first: bool, outputs: int | None
 ) -> Iterator[GridParts]:
-    """What a layer may be that calls its linears and norms in that order."""
+    """Yield the possible parts of a layer that calls its linears and norms in that order."""
     trace, shapes = LayerTrace(layer), []
     linears = [module for module in layer.modules() if isinstance(module, PackedLinear)]
     hooks = [
@@ -159,7 +159,7 @@ def _as_fused(layer: nn.Module, parts: GridParts) -> FusedGridLayer:
 
 
 def _alike(layer: nn.Module, output: Any, expected: Any) -> bool:
-    """Whether the images are: of each token, the features lie in the last dimension."""
+    """Return whether the images agree; the features of each token are in the last dimension."""
     ours, theirs = hidden_states_of(output), hidden_states_of(expected)
     if not isinstance(ours, Tensor) or ours.shape != theirs.shape:
         return False

@@ -1,7 +1,7 @@
-"""Layer fusion: a whole transformer encoder layer in one op call, without the Python of its dozen submodules in between.
+"""Layer fusion: a transformer encoder layer in one op call, without the Python of its dozen submodules.
 
-What the layer is made of is read off a trace of one forward, not off its class or the names of its parts. The candidate is then
-verified: the fused layer must give what the layer gave, with and without padding.
+The structure of the layer is matched from a trace of one forward, not from its class or the names of its parts. The candidate is
+then verified: the fused layer must agree with the layer, with and without padding.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ BOTH_ENDS = (0, -1)  # the first and the last position of a sequence
 class FusedEncoderLayer(FusedModuleMixin):
     """Mixed into the layer's own class by `fuse`: the children, hooks and attributes are those of the original.
 
-    So isinstance checks, paths, `state_dict` keys and output capturing work as before. A call that asks for more than hidden
-    states, a mask and positions (a cache, attention weights, cross-attention) takes the class's own forward, over the same packed
-    linears. So does a number of tokens for which other providers than our kernels make the linears faster than fusing them does.
+    So isinstance checks, paths, `state_dict` keys and output capturing still work. A call that asks for more than hidden states,
+    a mask and positions (a cache, attention weights, cross-attention) runs the class's own forward, over the same packed
+    linears. So does a number of tokens for which other providers compute the linears faster than fusing does.
     """
 
     _parts: EncoderLayerParts
@@ -54,8 +54,8 @@ class FusedEncoderLayer(FusedModuleMixin):
     _bf16_intermediates: bool
 
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
-        """hidden_states [B, L, H], attention_mask None, bool or additive [B, 1, 1 or L, L], and what else the layer takes -> as the
-        original."""
+        """Run the layer on hidden_states [B, L, H], attention_mask None, bool or additive [B, 1, 1 or L, L], and its other
+        arguments; returns what the original returns."""
         found = self._inputs(hidden_states, args, kwargs)
         if found is None:
             return self._original_class.forward(self, hidden_states, *args, **kwargs)
@@ -77,18 +77,18 @@ class FusedEncoderLayer(FusedModuleMixin):
         return Reference((hidden_states, *rest), others, tokens=found[0].padding)
 
     def accepts(self, hidden_states: Tensor, **arguments: Any) -> bool:
-        """Whether the op can do what is asked for."""
+        """Return whether the op supports the call."""
         return self._inputs(hidden_states, (), arguments) is not None
 
     def tokens_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
-        """bool [B, L]: where a call with these arguments computes; None if everywhere."""
+        """Return bool [B, L], the positions that a call with these arguments computes, or None for all."""
         reference = self.reference_call(args, kwargs)
         return None if reference is None else reference.tokens
 
     def _inputs(
         self, hidden_states: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[EncoderInputs, Any] | None:
-        """The op's inputs and the layer's position bias; None if the op cannot do what is asked for."""
+        """Return the op's inputs and the layer's position bias, or None if the op does not support the call."""
         signature = self._signature
         arguments = kwargs if not args else dict(zip(signature.names, args, strict=False)) | kwargs
         if hidden_states.dim() != 3 or len(args) > len(signature.names):
@@ -113,7 +113,7 @@ class FusedEncoderLayer(FusedModuleMixin):
         return EncoderInputs(padding, mask, relative, *tables, window), bias
 
     def _read(self, arguments: dict[str, Any], length: int) -> tuple[Any, Any, tuple[Any, Any]] | None:
-        """The mask, the position bias and the rotary tables of a call; None if the op cannot do what is asked for."""
+        """Return the mask, the position bias and the rotary tables of a call, or None if the op does not support it."""
         signature, mask, bias = self._signature, None, None
         tables: tuple[Tensor | None, Tensor | None] = _NO_TABLES
         causal = signature.causal
@@ -146,7 +146,7 @@ class FusedEncoderLayer(FusedModuleMixin):
         return mask, bias, tables
 
     def _tables_for(self, value: Any, length: int) -> tuple[Tensor, Tensor] | None:
-        """The rotary tables [1 or B, length, rotated features] of a call; None if they are for other positions."""
+        """Return the rotary tables [1 or B, length, rotated features] of a call, or None if they are for other positions."""
         cos, sin = (table if table.dim() == 3 else table[None] for table in value)
         if self._signature.prefix_tokens:
             cos, sin = lengthened((cos, sin), length)
@@ -155,7 +155,7 @@ class FusedEncoderLayer(FusedModuleMixin):
     def _mask_parts(
         self, mask: Any, bias: Any, hidden_states: Tensor
     ) -> tuple[Tensor | None, int, Tensor | None]:
-        """Where tokens are (bool [B, L] or None), the window (0 without one), and what is left of the mask for the op."""
+        """Return the tokens (bool [B, L] or None), the window (0 without one), and the remaining mask for the op."""
         around = self._window_of(mask, bias)
         if around is not None:
             return around.padding, around.window, None
@@ -167,13 +167,13 @@ class FusedEncoderLayer(FusedModuleMixin):
         return None, 0, _broadcastable(mask, hidden_states)
 
     def _window_of(self, mask: Any, bias: Any) -> WindowMask | None:
-        """`mask`, if the op can find the keys by itself."""
+        """Return `mask` if the op can compute it from the window, or None."""
         if not isinstance(mask, WindowMask) or bias is not None or self._parts.relative is not None:
             return None
         return mask if self._skips(mask.padding) else None
 
     def _skips(self, padding: Tensor | None) -> bool:
-        """Whether nothing reads what would be left out, bool [B, L] being the tokens."""
+        """Return whether no code reads the skipped positions; bool [B, L] are the tokens."""
         if padding is None or not self._skips_padding:
             return padding is None
         if self._computed_ends and (torch.compiler.is_compiling() or torch.jit.is_tracing()):
@@ -182,7 +182,7 @@ class FusedEncoderLayer(FusedModuleMixin):
         return not ends or remember(padding, ("tokens at", *ends), lambda: bool(padding[:, ends].all()))
 
     def _knows_mask(self, mask: Any) -> bool:
-        """Whether that is a mask of truth values or of numbers to add, as the layer takes them."""
+        """Return whether the value is a bool or additive mask that the layer accepts."""
         if not isinstance(mask, Tensor):
             return False
         return self._signature.boolean_masks if mask.dtype is torch.bool else mask.is_floating_point()
@@ -198,7 +198,7 @@ class FusedEncoderLayer(FusedModuleMixin):
 
 
 def accepts_rows(layer: FusedEncoderLayer, rows: int) -> bool:
-    """Whether no other provider makes the linears of so many rows faster than fusing them does."""
+    """Return whether no other provider computes the linears of so many rows faster than fusing does."""
     return native_everywhere(layer._parts.linears, rows)
 
 
@@ -211,7 +211,7 @@ def fuse(
     bf16_intermediates: bool = True,
     fused_class: type[FusedEncoderLayer] = FusedEncoderLayer,
 ) -> FusedEncoderLayer:
-    """`layer` with the forward of `fused_class`; the original is not changed."""
+    """Return `layer` with the forward of `fused_class`; the original is not changed."""
     fused: FusedEncoderLayer = fused_layer(
         fused_class,
         layer,
@@ -225,7 +225,7 @@ def fuse(
 
 
 def _broadcastable(mask: Tensor, hidden_states: Tensor) -> Tensor:
-    """An additive mask in the type of the activations, any mask with keys for all positions."""
+    """Return an additive mask in the dtype of the activations, with keys for all positions."""
     if mask.dtype is not torch.bool:
         mask = mask.to(hidden_states.dtype)
     length = hidden_states.shape[1]
@@ -233,7 +233,7 @@ def _broadcastable(mask: Tensor, hidden_states: Tensor) -> Tensor:
 
 
 def _with_bias(mask: Tensor | None, bias: Tensor) -> Tensor:
-    """One additive mask from both. All layers are handed the same two, so it is remembered."""
+    """Return one additive mask from both. All layers get the same two, so the result is cached."""
     if mask is None:
         return bias
     lowest = torch.finfo(bias.dtype).min
@@ -249,7 +249,7 @@ def _is_bias(value: Any) -> bool:
 
 
 def _are_tables(value: Any) -> bool:
-    """Whether that is (cos, sin)."""
+    """Return whether the value is (cos, sin)."""
     return (
         isinstance(value, tuple | list)
         and len(value) == 2

@@ -1,4 +1,4 @@
-"""From an encoder layer to what it is made of: candidates from a trace of one forward, of which one is verified."""
+"""Match an encoder layer to its parts: find candidates in a trace of one forward, and verify one of them."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ Fuse = Callable[[nn.Module, EncoderLayerParts, EncoderSignature], Any]
 
 
 def match_layer(layer: nn.Module, fuse: Fuse) -> EncoderMatch | Refusal:
-    """What `layer` is made of and how it is called, if `fuse` of that computes what the layer computes.
+    """Return the parts and the signature of `layer`, if `fuse` of these agrees with it.
 
     Raises:
-        Refused: the layer does not take what it is called with, or does what no matched says.
+        Refused: the layer rejects its arguments, or has other operations.
     """
     shadow = Shadow(layer)
     set_layer_scale_about_one(shadow.module)
@@ -86,9 +86,10 @@ class _Matcher:
         )
 
     def match(self) -> EncoderMatch | Refusal:
-        """
+        """Return the parts and the signature, or a refusal.
+
         Raises:
-            Refused: the layer does not take what it is called with, or does what no matched says.
+            Refused: the layer rejects its arguments, or has other operations.
         """
         trace, output = self._traced()
         signature = self._signature(trace, output)
@@ -106,10 +107,10 @@ class _Matcher:
         return Refusal("its output does not match its linears, norms and attention")
 
     def _traced(self) -> tuple[LayerTrace, Any]:
-        """The first form of a call that the layer takes, noted in `form`.
+        """Return the trace and output of the first form of call that the layer accepts, which is stored in `form`.
 
         Raises:
-            Refused: there is none.
+            Refused: it accepts none.
         """
         refusals: list[Refusal] = []
         alone = {**self._one_sequence(), **self._alone(turn=False)}
@@ -124,21 +125,22 @@ class _Matcher:
         raise Refused(refusals[0])
 
     def _call(self, hidden_states: Tensor, **arguments: Any) -> Any:
-        """
+        """Return the output of the layer.
+
         Raises:
-            Refused: the layer does not take that.
+            Refused: the layer rejects the arguments.
         """
         return required(self.form.call(self.layer, hidden_states, arguments))
 
     def _one_sequence(self) -> dict[str, Any]:
-        """The batch as one sequence, so that attention is called once."""
+        """Return arguments for the batch as one sequence, so that attention is called once."""
         return {SEQUENCES: torch.tensor([0, self.hidden_states.shape[:2].numel()])} if self.packed else {}
 
     def _states(self, **arguments: Any) -> Tensor:
-        """What the layer makes of the hidden states.
+        """Return the hidden states that the layer returns.
 
         Raises:
-            Refused: it does not take that, or makes no hidden states of it.
+            Refused: it rejects the arguments, or returns no hidden states.
         """
         output = hidden_states_of(self._call(self.hidden_states, **arguments))
         if not isinstance(output, Tensor) or output.shape != self.hidden_states.shape:
@@ -148,7 +150,7 @@ class _Matcher:
     def _best(
         self, possible: list[EncoderLayerParts], signature: EncoderSignature
     ) -> EncoderLayerParts | None:
-        """The candidate that computes what the layer computes."""
+        """Return the candidate that agrees with the layer, or None."""
         calls = list(self._calls(signature))
         expected = [self._states(**call) for call in calls]
         best, best_error = None, ENCODER_LAYER.of(self.hidden_states.dtype)
@@ -169,7 +171,7 @@ class _Matcher:
         return best
 
     def _calls(self, signature: EncoderSignature) -> Iterator[dict[str, Any]]:
-        """With padding and without, and with a bias that the layer is handed."""
+        """Yield arguments with padding and without, and with a bias if the layer takes one."""
         batch, length = self.hidden_states.shape[:2]
         alone = self._alone(turn=True)
         if not signature.rotates:
@@ -195,7 +197,7 @@ class _Matcher:
             yield {**alone, BIAS: bias.to(self.hidden_states.dtype)}
 
     def _alone(self, *, turn: bool) -> dict[str, Any]:
-        """What it takes besides hidden states: no mask, and rotary tables, which turn nothing if not `turn`."""
+        """Return the arguments besides hidden states: no mask, and rotary tables, without rotation if not `turn`."""
         given: dict[str, Any] = {MASK: None} if MASK in self.names else {}
         if ROTARY not in self.names or self.head_size is None:
             return given
@@ -203,10 +205,10 @@ class _Matcher:
         return {**given, ROTARY: rotary_tables(length, self.head_size, dtype, turn=turn)}
 
     def _signature(self, trace: LayerTrace, output: Any) -> EncoderSignature:
-        """What can be told from one call.
+        """Return the signature that one call shows.
 
         Raises:
-            Refused: it does not attend as encoder layers do, or returns what only itself can make.
+            Refused: its attention is not that of an encoder layer, or it returns values that only itself can compute.
         """
         call = self._attention(trace)
         self.heads = call.heads
@@ -232,9 +234,10 @@ class _Matcher:
         )
 
     def _attention(self, trace: LayerTrace) -> AttentionCall:
-        """
+        """Return the call of attention.
+
         Raises:
-            Refused: it is not called once, or on something else than what linears gave.
+            Refused: attention is not called once, or not on outputs of linears.
         """
         if len(trace.attention) != 1:
             times = len(trace.attention)
@@ -255,7 +258,7 @@ class _Matcher:
         return call
 
     def _ignores_resolution(self, expected: Tensor) -> bool:
-        """Whether the size of the image, of which BEiT's layers may make a bias, changes nothing."""
+        """Return whether the size of the image, from which BEiT's layers may compute a bias, has no effect."""
         if _RESOLUTION not in self.names:
             return False
         given = {**self._alone(turn=False), _RESOLUTION: (self.hidden_states.shape[1] - 1, 1)}
@@ -263,7 +266,7 @@ class _Matcher:
         return isinstance(output, Tensor) and torch.equal(output, expected)
 
     def _may_be_told_causal(self) -> bool:
-        """Whether `is_causal` makes it so."""
+        """Return whether `is_causal` makes attention causal."""
         told = LayerTrace(self.layer)
         with told:
             output = self.form.call(self.layer, self.hidden_states, {**self._alone(turn=False), CAUSAL: True})
@@ -271,7 +274,7 @@ class _Matcher:
         return not self.packed and not isinstance(output, Refusal) and causal == [True]
 
     def _turns_the_last(self) -> bool:
-        """Whether tables without the first position do what tables do that leave it as it is."""
+        """Return whether tables without the first position act like tables that do not rotate it."""
         given = self._alone(turn=True)
         short = tuple(table[:, 1:] for table in given[ROTARY])
         output = self.form.call(self.layer, self.hidden_states, {**given, ROTARY: short})
@@ -284,10 +287,10 @@ class _Matcher:
         return alike and Closeness(TRACED.float32, TRACED.float32).holds(output, expected)
 
     def _relative(self, trace: LayerTrace) -> Tensor | None:
-        """The table of the bias that the layer makes by itself.
+        """Return the table of the layer's own position bias, or None.
 
         Raises:
-            Refused: it makes one that is no table.
+            Refused: its bias is not a table.
         """
         call = trace.attention[0]
         if call is None or call.bias is None or not call.bias.any():

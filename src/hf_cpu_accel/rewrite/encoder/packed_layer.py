@@ -1,8 +1,8 @@
-"""Encoder layers over sequences that lie one after another, as the towers that read images for language models have them.
+"""Encoder layers over concatenated sequences, as in the vision towers of language models.
 
-Their hidden states are [tokens, H], and `cu_seqlens`, as FlashAttention names it, says where each sequence begins: images,
-or windows in images. The host calls attention once for each; here all are one call of the op, padded where they have different
-lengths, which costs no arithmetic: padding is not computed.
+Their hidden states are [tokens, H], and `cu_seqlens`, the name in FlashAttention, has the starts of the sequences: images, or
+windows in images. The host calls attention once for each. Here all are one call of the op, padded if their lengths differ, which
+costs no arithmetic: padding is not computed.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _MOST_PADDED = 4  # times as much memory as without padding
 
 @dataclass(frozen=True)
 class Sequences:
-    """Where sequences of these lengths lie among all tokens, and in a batch [sequences, longest].
+    """The places of sequences of these lengths among all tokens, and in a batch [sequences, longest].
 
     Attributes:
-        places: [tokens], in the batch with its first two dimensions as one; None where all lengths are the same.
+        places: [tokens], in the batch with its first two dimensions flattened; None if all lengths are equal.
         padding: bool [sequences, longest], True where there is a token, or None.
     """
 
@@ -40,7 +40,7 @@ class Sequences:
 
     @classmethod
     def of(cls, ends: Tensor) -> Sequences:
-        """Those that begin and end at `ends`, [sequences + 1]; empty ones are left out."""
+        """Return the sequences that begin and end at `ends`, [sequences + 1], without empty ones."""
         lengths = tuple(length for length in ends.diff().tolist() if length)
         if len(set(lengths)) <= 1:
             return cls(lengths, None, None)
@@ -48,7 +48,7 @@ class Sequences:
         return cls(lengths, padding.flatten().nonzero()[:, 0], padding)
 
     def batch(self, rows: Tensor) -> Tensor:
-        """[tokens, features] -> [sequences, longest, features]."""
+        """Return [tokens, features] as [sequences, longest, features]."""
         shape = (len(self.lengths), max(self.lengths))
         if self.places is None:
             return rows.unflatten(0, shape)
@@ -56,16 +56,17 @@ class Sequences:
         return padded.index_copy_(0, self.places, rows).unflatten(0, shape)
 
     def rows(self, batch: Tensor) -> Tensor:
-        """[sequences, longest, features] -> [tokens, features]."""
+        """Return [sequences, longest, features] as [tokens, features]."""
         rows = batch.flatten(0, 1)
         return rows if self.places is None else rows.index_select(0, self.places)
 
 
 class FusedPackedLayer(FusedEncoderLayer):
-    """See `FusedEncoderLayer`; for `cu_seqlens` and hidden states [tokens, H], or [1, tokens, H] by `CallForm.leading`."""
+    """See `FusedEncoderLayer`; for `cu_seqlens` and hidden states [tokens, H], or [1, tokens, H] with `CallForm.leading`."""
 
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
-        """hidden_states [tokens, H] or [1, tokens, H], cu_seqlens [sequences + 1], and what the layer takes -> as the original."""
+        """Run the layer on hidden_states [tokens, H] or [1, tokens, H], cu_seqlens [sequences + 1], and its other arguments;
+        returns what the original returns."""
         found = self._divided(hidden_states, args, kwargs)
         if found is None:
             return self._original_class.forward(self, hidden_states, *args, **kwargs)
@@ -87,7 +88,8 @@ class FusedPackedLayer(FusedEncoderLayer):
     def _divided(
         self, hidden_states: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Sequences, Tensor, EncoderInputs] | None:
-        """The sequences, their hidden states as a batch, and the op's other inputs; None if the op cannot do what is asked for."""
+        """Return the sequences, their hidden states as a batch, and the op's other inputs, or None if the op does not support
+        the call."""
         arguments = dict(zip(self._signature.names, args, strict=False)) | kwargs
         ends = arguments.pop(SEQUENCES, None)
         if self._signature.form.leading and hidden_states.dim() == 3 and len(hidden_states) == 1:
@@ -115,7 +117,7 @@ class FusedPackedLayer(FusedEncoderLayer):
 
     @staticmethod
     def _batch_of(table: Tensor, sequences: Sequences) -> Tensor:
-        """A table of all tokens as a batch. All layers are handed the same ones."""
+        """Return a table of all tokens as a batch. All layers get the same tables."""
         if len(table) != sum(sequences.lengths):
             return table  # which `_inputs` refuses
         return remember(table, ("sequences", sequences.lengths), lambda: sequences.batch(table))

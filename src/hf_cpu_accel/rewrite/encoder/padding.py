@@ -1,9 +1,9 @@
-"""Who reads hidden states where there is padding, which fused encoder layers leave out.
+"""Find the models that read hidden states at padding positions, which fused encoder layers skip.
 
-Most models never do: their heads read tokens, or pool with the mask. But BERT's pooler reads the first position, which is padding
-in a batch that is padded on the left, and SigLIP's text model the last one. So each model around fused layers is called twice with
-a small padded batch, and between the two calls only the numbers at the padding differ that its layers hand on. Where that moves an
-output, batches with padding at this end are computed with their padding.
+Most models never do: their heads read tokens, or pool with the mask. But BERT's pooler reads the first position, which is
+padding in a left-padded batch, and SigLIP's text model the last one. So each model around fused layers is called twice with a
+small padded batch; the two calls differ only in the values that its layers return at padding. If an output changes, batches with
+padding at this end are computed with their padding.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Batch = dict[str, Tensor]
 
 
 def find_padding_readers(root: nn.Module) -> tuple[str, ...]:
-    """Have the fused encoder layers of `root` compute the padding that is read; what was found, in sentences."""
+    """Make the fused encoder layers of `root` compute the padding that is read, and return notes about it."""
     skipping: list[FusedEncoderLayer] = [
         m for m in root.modules() if isinstance(m, FusedEncoderLayer) and m._skips_padding
     ]
@@ -74,9 +74,9 @@ def find_padding_readers(root: nn.Module) -> tuple[str, ...]:
 
 @dataclass
 class _Planter:
-    """Puts random numbers, others for each seed, where a layer leaves out padding.
+    """Write random numbers, which depend on the seed, where a layer skips padding.
 
-    `tokens`: bool [B, L], what the layers took for tokens in the last call.
+    `tokens`: bool [B, L], the positions that the layers computed in the last call.
     """
 
     seed: int
@@ -96,7 +96,7 @@ class _Planter:
 
 
 def _ends_read(model: Any, layers: Sequence[FusedEncoderLayer]) -> tuple[int, ...] | None:
-    """FIRST, LAST or both; None if `model` does not take any of the batches that are known here, or hooks watch its calls."""
+    """Return FIRST, LAST or both, or None if `model` accepts none of the known batches, or hooks watch its calls."""
     if any(has_foreign_hook(hooks) for module in model.modules() for hooks in forward_hooks(module)):
         return None
     names = parameters_of(model.forward)
@@ -119,7 +119,7 @@ def _ends_read(model: Any, layers: Sequence[FusedEncoderLayer]) -> tuple[int, ..
 def _call(
     model: Any, batch: Batch, layers: Sequence[FusedEncoderLayer], planter: _Planter
 ) -> list[Tensor] | Refusal:
-    """What `model` makes of the batch: a shadow of it, since others may call it while random numbers are planted."""
+    """Return the outputs of `model` for the batch, from a shadow: other threads may call the model meanwhile."""
     shadow = Shadow(model)
     for layer in layers:
         looked_at = shadow.of(layer)
@@ -133,7 +133,7 @@ def _call(
 
 
 def _text(model: Any, names: Container[str]) -> Batch:
-    """Two sequences, the first padded on the left and the second on the right."""
+    """Return two sequences, the first padded on the left and the second on the right."""
     config = model.config.get_text_config()
     vocabulary = config.vocab_size
     ids = (5 + torch.arange(2 * _TOKENS).view(2, _TOKENS)) % vocabulary
@@ -182,7 +182,7 @@ def _tensors(output: Any) -> Iterator[Tensor]:
 
 
 def _moved(outputs: list[Tensor], others: list[Tensor], tokens: Tensor) -> tuple[int, ...]:
-    """The ends at which a sequence has padding that moves what comes out for it, its tokens' own numbers at the padding aside."""
+    """Return the ends at which a sequence has padding that changes its output, apart from the values at padding themselves."""
     rows = torch.zeros(len(tokens), dtype=torch.bool)
     for one, other in zip(outputs, others, strict=True):
         change, bound = (one - other).abs(), MOVED * one.abs().max()

@@ -1,4 +1,4 @@
-"""What was read off an encoder layer: which of its modules do what, and how it is called."""
+"""The parts of an encoder layer: the roles of its modules, and its signature."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class EncoderLayerParts:
     """The parts of one layer, all of them modules and parameters in it.
 
     Attributes:
-        attention: how attention was called, and on what; query, key and value lie side by side in one packed weight.
-        up: one linear, or those of the gate and of what it is multiplied by, side by side in this order.
+        attention: the call of attention; query, key and value are side by side in one packed weight.
+        up: one linear, or those of the gate and of its factor, side by side in this order.
         gated: see `ops.encoder_layer.EncoderWeights`.
-        pre_norm: whether the norms come before attention and FFN, or after the residuals are added.
-        layer_scale: parameters that the branches are multiplied by, or None: one for each feature, or one for all (Mllama).
-        bounded_scale: whether it is their tanh that branches are multiplied by.
+        pre_norm: whether the norms come before attention and FFN, or after the residual sums.
+        layer_scale: parameters that multiply the branches, or None: one for each feature, or one for all (Mllama).
+        bounded_scale: whether their tanh multiplies the branches.
         relative: the table of the layer's own position bias, or None; see `DistanceBias`.
     """
 
@@ -53,20 +53,20 @@ class EncoderLayerParts:
 
     @property
     def projections(self) -> tuple[PackedLinear, ...]:
-        """Those of query, key and value, in this order; one may be all of them."""
+        """Return the projections of query, key and value, in this order; one may be all of them."""
         call = self.attention
         made = (call.query.linear, call.key.linear, call.value.linear)
         return tuple(dict.fromkeys(made))
 
     @cached_property
     def linears(self) -> tuple[PackedLinear, ...]:
-        """In the order in which they are called."""
+        """Return the linears in the order in which they are called."""
         return (*self.projections, self.output, *self.up, self.down)
 
     def moved(
         self, to: Callable[[Any], Any], layer_scale: tuple[nn.Parameter, nn.Parameter] | None
     ) -> EncoderLayerParts:
-        """The same parts of another layer: `to` gives its modules for those of this one.
+        """Return the same parts of another layer: `to` maps modules of this one to its modules.
 
         Args:
             layer_scale: the other layer's, used if this one has any.
@@ -86,19 +86,18 @@ class EncoderLayerParts:
         )
 
     def _computes_in_float32(self) -> bool:
-        """Whether a linear is: what it reads is not to be rounded on the way."""
+        """Return whether a linear computes in float32, so that its input must not be rounded."""
         return any(linear.packed_dtype == "float32" for linear in self.linears)
 
     def _gain(self, parameter: nn.Parameter | None) -> Tensor | None:
-        """What a branch is multiplied by, [H]."""
+        """Return the factor of a branch, [H], or None."""
         if parameter is None:
             return None
         gain = parameter.detach().tanh() if self.bounded_scale else parameter.detach()
         return gain.expand(self.down.out_features).contiguous()
 
     def weights(self, *, bf16_intermediates: bool) -> EncoderWeights:
-        """The packed weights of the three projections side by side, and all others; see `EncoderWeights` for
-        `bf16_intermediates`."""
+        """Return the packed weights, with the three projections side by side; see `EncoderWeights` for `bf16_intermediates`."""
         call = self.attention
         offsets = (call.query.offset, call.key.offset, call.value.offset)
         width, first = call.heads * call.head_size, min(offsets)
@@ -130,19 +129,18 @@ class EncoderLayerParts:
 
 @dataclass(frozen=True)
 class EncoderSignature:
-    """How a layer is called and what it gives.
+    """The arguments and outputs of a layer.
 
     Attributes:
         names: of the parameters of its forward after hidden_states, in their order.
-        rotates: whether it turns queries and keys by the tables that it is given.
-        prefix_tokens: whether tables for fewer positions turn the last ones, and leave those before them (class tokens) as they
-            are.
-        boolean_masks: whether it understands those; masks that are added it understands in any case.
-        ignored: names of arguments that hosts pass and that change nothing.
+        rotates: whether it rotates queries and keys by tables among its arguments.
+        prefix_tokens: whether tables for fewer positions rotate the last ones, and not those before them (class tokens).
+        boolean_masks: whether it accepts boolean masks; it accepts additive masks in any case.
+        ignored: names of arguments that hosts pass and that have no effect.
         form: the shapes of hidden states and tables.
-        causal: whether tokens do not attend to those after them where there is no mask.
-        told_causal: whether that is so where `is_causal` is True.
-        rest: what it returns after the hidden states, "bias" being that of its attention; None if it does not return a tuple.
+        causal: whether tokens do not attend to later ones without a mask.
+        told_causal: whether that is so if `is_causal` is True.
+        rest: its outputs after the hidden states, "bias" being that of its attention; None if it does not return a tuple.
     """
 
     names: tuple[str, ...]
@@ -156,27 +154,27 @@ class EncoderSignature:
     rest: tuple[Literal["bias"] | None, ...] | None = None
 
     def returned(self, hidden_states: Tensor, bias: Any) -> Any:
-        """What the layer returns for these."""
+        """Return the outputs of the layer for these."""
         if self.rest is None:
             return hidden_states
         return (hidden_states, *(bias if kind == "bias" else None for kind in self.rest))
 
 
 def lengthened(tables: tuple[Tensor, ...], length: int) -> tuple[Tensor, Tensor]:
-    """(cos, sin) [1 or batch, positions, head_size] for so many positions at least: those added, in front, turn nothing."""
+    """Return (cos, sin) [1 or batch, positions, head_size] for at least `length` positions: those added in front do not rotate."""
     cos, sin = tables
     front = (0, 0, max(0, length - cos.shape[1]), 0)
     return functional.pad(cos, front, value=1.0), functional.pad(sin, front)
 
 
 def side_by_side(linears: tuple[PackedLinear, ...]) -> tuple[PackedWeight, Tensor | None]:
-    """The packed weight and the bias of members of one group."""
+    """Return the packed weight and the bias of members of one group."""
     indices = [linear.index for linear in linears]
     return linears[0].group.weight(min(indices), max(indices))
 
 
 def are_adjacent(linears: tuple[PackedLinear, ...]) -> bool:
-    """Whether these are all members of one group from the first to the last."""
+    """Return whether these are all members of one group from the first to the last."""
     indices = sorted(linear.index for linear in linears)
     one_group = all(linear.group is linears[0].group for linear in linears)
     return one_group and indices == list(range(indices[0], indices[-1] + 1))

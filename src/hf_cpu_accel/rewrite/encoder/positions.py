@@ -1,7 +1,7 @@
-"""What disentangled attention is told about positions, in the form in which the op takes it (He et al. 2021, arXiv:2006.03654).
+"""Position arguments of disentangled attention, in the form for the op (He et al. 2021, arXiv:2006.03654).
 
-Hosts make a matrix of relative positions and the vectors of all of them anew in each call of a model, and hand both to each
-layer. What layers make of them is made once for all calls in which they are the same.
+Hosts compute a matrix of relative positions and all their embeddings again in each call of a model, and pass both to each layer.
+The tables of the layers are computed once for all calls with equal arguments.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class DisentangledParts(EncoderLayerParts):
     """The parts of a layer with disentangled attention.
 
     Attributes:
-        position_key, position_query: what makes keys (queries) of the vectors of relative positions, or None; perhaps those that
-            make them of hidden states.
-        span: how far apart two tokens may be to have a vector of their own, of 2 * span.
+        position_key, position_query: linears for keys (queries) of the embeddings of relative positions, or None; they may be
+            the linears for hidden states.
+        span: the largest distance of two tokens with its own embedding; there are 2 * span of them.
     """
 
     position_key: PackedLinear | None = None
@@ -48,7 +48,7 @@ class DisentangledParts(EncoderLayerParts):
         return replace(moved, position_key=key, position_query=query)
 
     def tables(self, vectors: Tensor, dtype: torch.dtype) -> tuple[Tensor | None, Tensor | None]:
-        """Keys and queries [2 * span, heads * head_size] of vectors [2 * span or more, H]."""
+        """Return keys and queries [2 * span, heads * head_size] of embeddings [2 * span or more, H]."""
         vectors = vectors[: 2 * self.span]
 
         def table(linear: PackedLinear | None) -> Tensor | None:
@@ -59,7 +59,7 @@ class DisentangledParts(EncoderLayerParts):
 
 
 def index_of(relative: Tensor, length: int, span: int) -> Tensor | None:
-    """int32 [2L - 1], which of the vectors is for which distance; None if `relative` [.., L, L] says more than distances."""
+    """Return int32 [2L - 1], the embedding for each distance, or None if `relative` [.., L, L] depends on more than distances."""
     if relative.dim() < 2 or relative.shape[-2:] != (length, length) or relative.numel() != length * length:
         return None
 
@@ -93,7 +93,7 @@ _seen: _Seen | None = None
 
 
 def values_of(vectors: Tensor) -> Tensor:
-    """A copy of `vectors`: the same tensor as the last time if the values are the same."""
+    """Return a copy of `vectors`: the same tensor as the last time if the values are equal."""
     global _seen
     seen = _seen
     if seen is not None and seen.is_of(vectors):

@@ -1,4 +1,4 @@
-"""What an encoder layer does, seen from outside: which packed linears, norms and attention it calls, and on what."""
+"""Trace an encoder layer: the packed linears, norms and attention that it calls, and their inputs."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _SDPA = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale"
 
 @dataclass(frozen=True)
 class Features:
-    """Output features of a linear, from `first` on; what was made of them was multiplied by `factor`."""
+    """Output features of a linear, from `first` on; their values were multiplied by `factor`."""
 
     linear: PackedLinear
     first: int
@@ -47,7 +47,7 @@ class Features:
 
     @property
     def offset(self) -> int:
-        """Where they begin in the packed weight of the linear's group."""
+        """Return their first index in the packed weight of the linear's group."""
         return self.linear.range[0] + self.first
 
 
@@ -56,10 +56,10 @@ class AttentionCall:
     """One call of attention.
 
     Attributes:
-        query, key, value: what they were made of.
-        scale: factor of the scores, None where it is not known.
-        bias: what was added to the scores, [1, heads, L, L], or None.
-        causal: whether no token attended to those after it.
+        query, key, value: the features that they come from.
+        scale: factor of the scores, None if it is unknown.
+        bias: the bias of the scores, [1, heads, L, L], or None.
+        causal: whether no token attended to later ones.
     """
 
     query: Features
@@ -74,13 +74,13 @@ class AttentionCall:
 
 @dataclass
 class LayerTrace:
-    """One forward of `layer`, whose linears are packed already, and which is given no mask and positions that turn nothing.
+    """One forward of `layer`, whose linears are packed already, without a mask and with positions that do not rotate.
 
     Attributes:
-        linears: the packed linears in the order in which they were used.
-        norms: the norms in the order in which they were used.
-        attention: the attention calls; None for one that does not follow linears.
-        activations: those that the layer may have.
+        linears: the packed linears in the order of their calls.
+        norms: the norms in the order of their calls.
+        attention: the attention calls; None for one that does not read linears.
+        activations: the activations that the layer may have.
     """
 
     layer: nn.Module
@@ -128,7 +128,7 @@ class LayerTrace:
         scale: float | None,
         causal: bool = False,
     ) -> None:
-        """query, key, value: [B, heads, L, D]."""
+        """Record attention with query, key, value: [B, heads, L, D]."""
         made = [self._made_of(tensor) for tensor in (query, key, value)]
         made_query, made_key, made_value = made
         if made_query is None or made_key is None or made_value is None or query.shape != key.shape:
@@ -150,7 +150,7 @@ class LayerTrace:
         causal: bool,
         scale: float | None,
     ) -> None:
-        """The same for a call with a mask, which is either none or the bias of a layer."""
+        """Record attention with a mask, which is either None or the bias of a layer."""
         is_bias = mask is None or (mask.is_floating_point() and mask.dim() == 4 and not causal)
         if query.dim() != 4 or not is_bias:
             self.attention.append(None)
@@ -159,14 +159,14 @@ class LayerTrace:
         self.attended(query, key, value, mask, scale, causal)
 
     def batched(self, heads: Tensor) -> Tensor:
-        """[B * heads, ...] -> [B, heads, ...], B being that of what the linears gave."""
+        """Return [B * heads, ...] as [B, heads, ...], with B of the linears' outputs."""
         batch = self._outputs[-1][1].shape[0] if self._outputs else 0
         if heads.dim() != 3 or not batch or heads.shape[0] % batch:
             return heads
         return heads.unflatten(0, (batch, -1))
 
     def _made_of(self, heads: Tensor) -> Features | None:
-        """The features of a linear that have the values of `heads` [B, heads, L, D], times a factor."""
+        """Return the features of a linear with the values of `heads` [B, heads, L, D], times a factor, or None."""
         if heads.dim() != 4:
             return None
         rows = heads.transpose(1, 2).flatten(2)
@@ -183,7 +183,7 @@ class LayerTrace:
 
 
 class _PackedCalls:
-    """Notes the ops of ours that a layer is made of."""
+    """Record the ops of this package that a layer calls."""
 
     def __init__(self, trace: LayerTrace) -> None:
         self.trace = trace
@@ -217,7 +217,7 @@ class _PackedCalls:
 
 
 class _WrittenAttention:
-    """Notes attention that is written out: a product of queries and keys, and one of what was made of it and values."""
+    """Record attention that is written out: a product of queries and keys, and one of its softmax with values."""
 
     def __init__(self, trace: LayerTrace) -> None:
         self.trace = trace
@@ -253,7 +253,7 @@ class _WrittenAttention:
 
 
 def _ratio(values: Tensor, reference: Tensor) -> float | None:
-    """The factor between two tensors, None if there is none."""
+    """Return the factor between two tensors, or None."""
     if torch.equal(values, reference):
         return 1.0
     close = Closeness(SAME_RATIO.of(values.dtype), SAME_ZERO)
@@ -263,7 +263,7 @@ def _ratio(values: Tensor, reference: Tensor) -> float | None:
 
 
 def _scale_of(norm: nn.Module) -> Tensor:
-    """What the op of a norm is given as its weight."""
+    """Return the weight that the op of a norm gets."""
     if isinstance(norm, FusedNorm) and norm._shifted is not None:
         return norm._shifted
     weight = norm._parameters.get("weight")

@@ -1,4 +1,4 @@
-"""Finds the layers of a model that attend within windows of an image, and fuses them."""
+"""Find the layers of a model that attend within windows of an image, and fuse them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _SIDE = 32
 
 
 def fuse_window_layers(context: Context) -> list[PlanItem]:
-    """Fuse every layer of the model that is one. To be called when the linears are packed and attention is ours."""
+    """Fuse every such layer of the model. Call it after linears are packed and attention is replaced."""
 
     def named(fused: FusedWindowLayer, path: str) -> tuple[str, str]:
         return "encoder_layer", context.dtype_names(path, fused)
@@ -59,10 +59,10 @@ def _may_be_layer(module: nn.Module) -> bool:
 
 
 def _fuse_window_layer(layer: nn.Module) -> FusedWindowLayer | Refusal:
-    """The layer with the fused forward, if on small images that does what the layer does.
+    """Return the layer with the fused forward, if both agree on small images.
 
     Raises:
-        Refused: it does not take what such a layer takes.
+        Refused: it rejects the arguments of such a layer.
     """
     width = next(m.in_features for m in layer.modules() if isinstance(m, PackedLinear))
     dtype = next((p.dtype for p in layer.parameters() if p.is_floating_point()), torch.float32)
@@ -95,11 +95,11 @@ def _fuse_window_layer(layer: nn.Module) -> FusedWindowLayer | Refusal:
 
 
 class _Stop(BaseException):
-    """What was to be seen was seen, and no `except Exception` on the way is to take it for an error."""
+    """Stops a forward after the needed call; no `except Exception` may catch it."""
 
 
 def _side(layer: nn.Module, width: int, dtype: torch.dtype) -> int:
-    """Of an image of two by two windows."""
+    """Return the side of an image of two by two windows."""
     sizes: list[int] = []
 
     def look(module: nn.Module, args: tuple[Tensor, ...]) -> None:
@@ -124,7 +124,7 @@ def _side(layer: nn.Module, width: int, dtype: torch.dtype) -> int:
 def _matches(
     layer: nn.Module, side: int, width: int, dtype: torch.dtype
 ) -> Iterator[tuple[EncoderLayerParts, int | None]]:
-    """What the layer may be made of, and of how many values the tuple is that it returns."""
+    """Yield the possible parts of the layer, and the length of the tuple that it returns."""
     trace = LayerTrace(layer)
     image = torch.randn(1, side * side, width, generator=torch.Generator().manual_seed(0)).to(dtype)
     with trace:
@@ -141,9 +141,10 @@ def _matches(
 
 
 def _run(layer: nn.Module, side: int, hidden_states: Tensor) -> Any:
-    """
+    """Return the output of the layer.
+
     Raises:
-        Refused: the layer does not take that, or makes no hidden states of it.
+        Refused: the layer rejects the arguments, or returns no hidden states.
     """
     output = required(call_foreign(layer, hidden_states, (side, side)))
     states = hidden_states_of(output)
@@ -153,6 +154,6 @@ def _run(layer: nn.Module, side: int, hidden_states: Tensor) -> Any:
 
 
 def _bias_tables(layer: nn.Module, parts: EncoderLayerParts) -> list[str]:
-    """Paths of the parameters of no linear and no norm: of the bias for the place of a key beside the query."""
+    """Return the paths of the parameters that belong to no linear and no norm: those of the relative position bias."""
     known = known_parameters(layer) | {id(gain) for gain in parts.layer_scale or ()}
     return [path for path, parameter in layer.named_parameters() if id(parameter) not in known]

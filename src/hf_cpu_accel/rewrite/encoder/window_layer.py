@@ -1,9 +1,9 @@
 """Layer fusion for encoder layers that attend within windows of an image (Swin, Liu et al. 2021, arXiv:2103.14030): one op call,
-which reads the tokens from where they lie instead of rolling the image, cutting it up and putting it together again.
+which reads tokens in place instead of rolling, partitioning and merging the image.
 
-What a layer is made of is told from a trace, as for any encoder layer. Which token belongs to which window, and what is added to
-the scores, is seen in what the layer's own forward hands to its projections and to attention, once per size of image; and the whole
-is verified on that size. A size that does not fit the windows (the layer pads it) keeps the own forward.
+The parts of a layer are matched from a trace, as for any encoder layer. The windows and the biases of the scores come from the
+inputs of its projections and of attention in its own forward, once per size of image. The result is verified on that size. A
+size that does not fit the windows (the layer pads it) runs the own forward.
 """
 
 from __future__ import annotations
@@ -35,16 +35,15 @@ _learning = new_lock()
 
 
 class FusedWindowLayer(FusedModuleMixin):
-    """Mixed into the layer's own class; called as `layer(hidden_states [B, height * width, C], (height, width),
-    *switches)`.
+    """Mixed into the layer's own class; called as `layer(hidden_states [B, height * width, C], (height, width), *switches)`.
 
-    The children, hooks and attributes are those of the original, whose own forward it runs where hooks look at what is inside,
-    where more is asked for than hidden states, while a graph is traced, and for the first image of a size.
+    The children, hooks and attributes are those of the original. Its own forward runs where hooks read values inside, where the
+    caller asks for more than hidden states, while a graph is traced, and for the first image of a size.
 
     Attributes:
-        _tables, _followed: names of the parameters and attributes that say how windows are cut and what is added to their scores.
-            A layer fits the numbers to small images itself.
-        _known: what was learnt, by size, switches, and the state of those; `_MET` for what was seen once.
+        _tables, _followed: names of the parameters and attributes that determine windows and biases. A layer adapts the numbers
+            to small images itself.
+        _known: the windows by size, switches, and the state of those; `_MET` for sizes that were seen once.
     """
 
     _parts: EncoderLayerParts
@@ -54,7 +53,7 @@ class FusedWindowLayer(FusedModuleMixin):
     _known: dict[Any, Windows | None]
 
     def forward(self, hidden_states: Tensor, input_dimensions: Any, *args: Any, **kwargs: Any) -> Any:
-        """-> as the original."""
+        """Return what the original returns."""
         windows = None
         if self._serves(hidden_states, args, kwargs):
             check_inference(self, hidden_states)
@@ -72,7 +71,7 @@ class FusedWindowLayer(FusedModuleMixin):
         return output if self._tuple is None else (output, *(None,) * (self._tuple - 1))
 
     def reference_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reference | None:
-        """Of an image whose size was seen before; the first of a size runs the own forward."""
+        """Return the call for an image whose size was seen before; the first of a size runs the own forward."""
         if len(args) < 2 or not self._serves(args[0], args[2:], kwargs):
             return None
         key = self._key(args[0], (tuple(args[1]), *args[2:], *kwargs.items()))
@@ -92,7 +91,8 @@ class FusedWindowLayer(FusedModuleMixin):
         return native_everywhere(self._parts.linears, hidden_states.shape[0] * hidden_states.shape[1])
 
     def _windows(self, hidden_states: Tensor, call: tuple[Any, ...], run: Run) -> Windows | None:
-        """Those of such an image, learnt from the own forward when a size comes again; None if the op cannot do it, or not yet."""
+        """Return the windows of the image, found in the own forward when a size occurs again, or None if the op does not support
+        it, or not yet."""
         key = self._key(hidden_states, call)
         found = self._known.get(key, _NEW)
         if found is _NEW:
@@ -116,15 +116,15 @@ class FusedWindowLayer(FusedModuleMixin):
         return hidden_states.shape[1], hidden_states.dtype, call, *numbers, *map(_state, tables)
 
     def _keep(self, key: Any, windows: Windows | None) -> None:
-        """In a dictionary of its own, since other threads may read this one."""
+        """Store windows in a new dictionary, since other threads may read the old one."""
         kept = self._known
         size = sum(known.nbytes for known in (*kept.values(), windows) if known is not None)
         self._known = {**(kept if size <= _BYTES and len(kept) < _SIZES else {}), key: windows}
 
     def learn(self, hidden_states: Tensor, run: Run) -> Windows | None:
-        """The windows of one image like `hidden_states` [1, L, C], if with them the op does what `run` does.
+        """Return the windows of an image like `hidden_states` [1, L, C], if the op with them agrees with `run`, or None.
 
-        Nothing is narrowed for that: what passes between the ops is then rounded alike.
+        Nothing is narrowed for this comparison: intermediate values are then rounded alike.
         """
         generator = torch.Generator().manual_seed(0)
         image = torch.randn(hidden_states.shape, generator=generator).to(hidden_states.dtype)
@@ -145,7 +145,7 @@ class FusedWindowLayer(FusedModuleMixin):
 
 
 def _state(table: Tensor) -> tuple[int, int, Any]:
-    """Another one after the parameter was exchanged or written to; by its few values where versions are not counted."""
+    """Return a key that changes when the parameter is replaced or written to; by its values where versions are not counted."""
     values = table.detach().float().numpy().tobytes() if table.is_inference() else table._version
     return id(table), table.data_ptr(), values
 
@@ -159,6 +159,10 @@ def compute(hidden_states: Tensor, windows: Windows, bound: BoundEncoderLayer) -
 
 
 def alike(parts: EncoderLayerParts, output: Tensor, expected: Tensor, dtype: torch.dtype) -> bool:
-    """dtype: of the activations."""
+    """Return whether the outputs agree.
+
+    Args:
+        dtype: of the activations.
+    """
     quantizes = any(linear.packed.dtype in QUANTIZED for linear in parts.linears)
     return computes_alike(output, expected, ENCODER_LAYER.of(dtype), quantizes=quantizes)

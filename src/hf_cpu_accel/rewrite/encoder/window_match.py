@@ -1,4 +1,4 @@
-"""How a layer cuts an image into windows, and what it adds to their scores: seen in one run on rows that all differ."""
+"""Find the windows of a layer and the biases of their scores in one run on rows that all differ."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ Run = Callable[[Tensor], Any]  # the layer's own forward: [1, height * width, C]
 
 @dataclass(frozen=True, eq=False)
 class Windows:
-    """One image of one size in windows.
+    """The windows of images of one size.
 
     Attributes:
         rows: int32 [windows, tokens of a window], the row of each token in [height * width].
-        bias: what is added to the scores, [windows or 1, heads, tokens, tokens].
+        bias: the biases of the scores, [windows or 1, heads, tokens, tokens].
     """
 
     rows: Tensor
@@ -43,7 +43,7 @@ class Windows:
 def trace_windows(
     layer: nn.Module, parts: EncoderLayerParts, image: Tensor, run: Run
 ) -> tuple[Tensor, Windows | None]:
-    """What `run` makes of `image`, whose rows all differ, and how it cuts it into windows; None if it does more than that."""
+    """Return the output of `run` for `image`, whose rows all differ, and its windows, or None if it does more than cut windows."""
     inputs: list[Tensor] = []
     scores, thread = _Scores(parts.scale), get_ident()
 
@@ -76,7 +76,7 @@ def trace_windows(
 
 
 def _places(cut: Tensor, rows: Tensor) -> Tensor | None:
-    """int64, which of `rows` each row of `cut` is, if it is a permutation of them."""
+    """Return int64, the index in `rows` of each row of `cut`, if it is a permutation of them, or None."""
     weights = torch.randn(rows.shape[1], dtype=torch.float64, generator=torch.Generator().manual_seed(3))
     order, given = ((tensor.double() @ weights).argsort() for tensor in (rows, cut))
     offsets = torch.empty_like(order)
@@ -85,8 +85,8 @@ def _places(cut: Tensor, rows: Tensor) -> Tensor | None:
 
 
 class _Scores:
-    """Notes what is added to the scores of attention, by our op or written out: there, all by which what softmax is given differs
-    from the product of queries and keys."""
+    """Record the biases of attention scores, in our op or written out: there, the difference between the input of softmax and
+    the product of queries and keys."""
 
     def __init__(self, scale: float) -> None:
         self.biases: list[Tensor | None] = []

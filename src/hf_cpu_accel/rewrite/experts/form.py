@@ -1,5 +1,4 @@
-"""How a module holds the weights of its experts and what it computes with them: read off its parameters, verified by its
-forward."""
+"""Match how a module stores the weights of its experts and what it computes, from its parameters, and verify it by its forward."""
 
 from __future__ import annotations
 
@@ -31,8 +30,8 @@ class Stack:
     """A parameter with a matrix for each expert.
 
     Attributes:
-        transposed: each is [in_features, out_features].
-        interleaved: gate and up take turns among the output features; packed, all gates come first.
+        transposed: whether each is [in_features, out_features].
+        interleaved: whether gate and up alternate among the output features; packed, all gates come first.
     """
 
     name: str
@@ -40,11 +39,11 @@ class Stack:
     interleaved: bool = False
 
     def matrix(self, stack: Tensor, expert: int) -> Tensor:
-        """[out_features, in_features], in the order in which it is packed."""
+        """Return [out_features, in_features], in the packed order."""
         return self.ordered(stack[expert].T if self.transposed else stack[expert])
 
     def ordered(self, features: Tensor) -> Tensor:
-        """Output features, the first dimension, in the order in which they are packed."""
+        """Return output features, the first dimension, in the packed order."""
         return torch.cat([features[::2], features[1::2]]) if self.interleaved else features
 
     def pack(self, stack: Tensor, dtype: str, int4_group: int) -> PackedWeight:
@@ -54,17 +53,17 @@ class Stack:
         return pack_stack(matrices, len(stack), dtype, int4_group=int4_group)
 
     def _groups(self, stack: StoredStack, expert: int) -> AffineGroups:
-        """What `matrix` gives, as it is stored."""
+        """Return `matrix` in its stored form."""
         groups = stack.groups_of(expert)
         q, scale, offset = (self.ordered(part) for part in (groups.q, groups.scale, groups.offset))
         return AffineGroups(q, scale, offset, groups.bits, groups.group)
 
     def pack_bias(self, bias: Tensor | None) -> Tensor | None:
-        """[experts * out_features] of the parameter [experts, out_features]."""
+        """Return the parameter [experts, out_features] as [experts * out_features]."""
         return None if bias is None else torch.cat([self.ordered(row) for row in bias.detach()])
 
     def unpack(self, packed: PackedWeight, experts: int, dtype: torch.dtype) -> Tensor:
-        """The parameter, as far as packing kept its values."""
+        """Return the parameter, up to the rounding of packing."""
         rows, columns = packed.out_features // experts, packed.in_features
         shape = (columns, rows) if self.transposed else (rows, columns)
         stack = torch.empty((experts, *shape), dtype=dtype)
@@ -78,7 +77,7 @@ class Stack:
 
 @dataclass(frozen=True)
 class ExpertsForm:
-    """What an experts module is; see `ops.experts.ExpertWeights`.
+    """The form of an experts module; see `ops.experts.ExpertWeights`.
 
     Attributes:
         up, down: the parameters [experts, ...].
@@ -99,7 +98,7 @@ class ExpertsForm:
         return self.up, self.down
 
     def weights(self, up: PackedWeight, down: PackedWeight, module: nn.Module, experts: int) -> ExpertWeights:
-        """For the op; `module` has the biases."""
+        """Return the weights for the op; `module` has the biases."""
         biases = [
             stack.pack_bias(None if name is None else module.get_parameter(name))
             for stack, name in ((self.up, self.up_bias), (self.down, self.down_bias))
@@ -108,16 +107,16 @@ class ExpertsForm:
 
 
 def holds_experts(module: nn.Module) -> bool:
-    """Whether `module` itself holds an up and a down projection for each of some experts, by their shapes.
+    """Return whether `module` itself has an up and a down projection for each of some experts, by their shapes.
 
-    Parameters of three dimensions may be anything: learned tokens [1, 1, C], kernels of convolutions and their gains.
+    Other parameters may have three dimensions, too: learned tokens [1, 1, C], kernels of convolutions and their gains.
     """
     stacks = {name: p for name, p in module.named_parameters(recurse=False) if p.dim() == 3 and p.numel()}
     return any(True for _ in _chains(stacks))
 
 
 def read_experts(module: nn.Module) -> ExpertsForm | None:
-    """The form of `module`, or None if it is no module of experts that the op can compute."""
+    """Return the form of `module`, or None if it is no module of experts that the op supports."""
     parameters: dict[str, Tensor] = dict(module.named_parameters())
     stacks = {name: p for name, p in parameters.items() if p.dim() == 3 and p.numel()}
     inputs = tuple(parameters_of(module.forward))
@@ -136,7 +135,7 @@ def read_experts(module: nn.Module) -> ExpertsForm | None:
 def _layouts(
     parameters: dict[str, Tensor], stacks: dict[str, Tensor], inputs: tuple[str, ...]
 ) -> Iterator[ExpertsForm]:
-    """The forms that fit the shapes, without the activation."""
+    """Yield the forms that match the shapes, without the activation."""
     biases = {name: p for name, p in parameters.items() if p.dim() == 2}
     if len(stacks) + len(biases) != len(parameters) or len(biases) not in (0, 2):
         return
@@ -165,8 +164,7 @@ def _layouts(
 
 
 def _chains(stacks: Mapping[str, Tensor]) -> Iterator[tuple[str, str, bool]]:
-    """(up, down, whether they are transposed): stacks of one length, of which the second takes what the first gives and gives
-    what the first takes."""
+    """Yield (up, down, whether they are transposed): stacks of one length whose sizes allow up and then down."""
     for (up, down), transposed in product(permutations(stacks, 2), (False, True)):
         rows, columns = _sizes(stacks[up], transposed)
         features, intermediate = _sizes(stacks[down], transposed)
@@ -176,13 +174,13 @@ def _chains(stacks: Mapping[str, Tensor]) -> Iterator[tuple[str, str, bool]]:
 
 
 def _sizes(stack: Tensor, transposed: bool) -> tuple[int, int]:
-    """Output and input features of each matrix."""
+    """Return output and input features of each matrix."""
     _, rows, columns = stack.shape
     return (columns, rows) if transposed else (rows, columns)
 
 
 def _verify(module: nn.Module, parameters: dict[str, Tensor], form: ExpertsForm) -> ExpertsForm | None:
-    """The form with the activation and the limit that give what `module` gives, if some do."""
+    """Return the form with the activation and the limit that agree with `module`, or None."""
     up = parameters[form.up.name].detach()
     experts, dtype = len(up), up.dtype
     features = up.shape[1] if form.up.transposed else up.shape[2]
@@ -222,7 +220,7 @@ def _verify(module: nn.Module, parameters: dict[str, Tensor], form: ExpertsForm)
 def _products(
     parameters: dict[str, Tensor], form: ExpertsForm, index: Tensor
 ) -> Callable[[Stack, str | None, Tensor], Tensor]:
-    """(stack, bias, x [T, k, K]) -> [T, k, N], each row by the matrix of its expert."""
+    """Return a function (stack, bias, x [T, k, K]) -> [T, k, N], each row by the matrix of its expert."""
 
     def multiply(stack: Stack, bias: str | None, x: Tensor) -> Tensor:
         rows = []
@@ -244,7 +242,7 @@ def _activated(raw: Tensor, activation: str, gated: bool, limit: float) -> Tenso
 
 
 def _activations(module: nn.Module) -> list[str]:
-    """Those that the module holds, else all."""
+    """Return the activations that the module holds, or all."""
     held = [
         *module.children(),
         *(v for n, v in vars(module).items() if not n.startswith("_") and is_library_function(v)),

@@ -1,4 +1,4 @@
-"""`PackedExperts`: what stands in for a module of experts."""
+"""`PackedExperts`, the replacement of a module of experts."""
 
 from __future__ import annotations
 
@@ -20,18 +20,17 @@ from hf_cpu_accel.rewrite.experts.form import ExpertsForm, Stack
 
 
 class PackedExperts(FusedModuleMixin):
-    """Mixed into the class of a module of experts by `pack_experts`: attributes, children and biases are those of the
-    original.
+    """Mixed into the class of a module of experts by `pack_experts`: attributes, children and biases are those of the original.
 
     forward: hidden states [T, C], expert indices [T, k], expert weights [T, k] -> [T, C].
 
-    The packed weights are neither parameters nor buffers, as in `PackedLinear`; under their names `state_dict()` gives dequantized
-    values, and so does reading them as attributes.
+    The packed weights are neither parameters nor buffers, as in `PackedLinear`; under their names `state_dict()` and attributes
+    have dequantized values.
 
     Attributes:
-        form: what the original is.
+        form: the form of the original.
         packed: the weights by the names of their parameters.
-        weight_dtype: dtype that the weights have for the outside; follows `model.to(dtype)`.
+        weight_dtype: dtype of the weights for other code; follows `model.to(dtype)`.
     """
 
     form: ExpertsForm
@@ -54,7 +53,7 @@ class PackedExperts(FusedModuleMixin):
 
     @property
     def weights(self) -> ExpertWeights:
-        """The experts as the op takes them, with the present biases."""
+        """Return the experts for the op, with current biases."""
         if self._weights is None:
             form = self.form
             up, down = (self.packed[stack.name] for stack in form.stacks())
@@ -62,11 +61,11 @@ class PackedExperts(FusedModuleMixin):
         return self._weights
 
     def unpack(self, stack: Stack) -> Tensor:
-        """The dequantized parameter, in the shape and dtype of the original."""
+        """Return the dequantized parameter, in the shape and dtype of the original."""
         return stack.unpack(self.packed[stack.name], self._experts, self.weight_dtype)
 
     def keep_originals(self, parameters: dict[str, nn.Parameter]) -> None:
-        """Hold the originals beside the packed weights; `state_dict()` then gives their exact values."""
+        """Keep the originals beside the packed weights; `state_dict()` then has their exact values."""
         held = {**self._parameters, **parameters}
         self._parameters = {name: held[name] for name in self._names}
 
@@ -77,7 +76,7 @@ class PackedExperts(FusedModuleMixin):
         return self._weight(stack, self._values.setdefault(name, {}))
 
     def whole_parameters(self) -> dict[str, Tensor | None]:
-        """Return the parameters under the names of the original's; packed ones are `LazyWeight`s, which keep no values."""
+        """Return the parameters under their original names; packed ones are `LazyWeight`s, which store no values."""
         packed = {stack.name: self._weight(stack, {}) for stack in self.form.stacks()}
         return {name: self._parameters.get(name, packed.get(name)) for name in self._names}
 
@@ -101,7 +100,7 @@ class PackedExperts(FusedModuleMixin):
         return self
 
     def forget(self) -> None:
-        """To be called when the biases were cast or exchanged."""
+        """Forget derived values. Call it after biases are cast or replaced."""
         self._weights, self._values = None, {}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -139,7 +138,7 @@ class PackedStack:
 
 
 def pack_experts(original: nn.Module, form: ExpertsForm, dtype: str, int4_group: int) -> PackedExperts:
-    """A packed stand-in for `original`, which is not changed."""
+    """Return a packed replacement for `original`, which is not changed."""
     parameters: dict[str, nn.Parameter] = dict(original._parameters)  # type: ignore[arg-type]
     stacks = {stack.name: parameters.pop(stack.name) for stack in form.stacks()}
     packed = {}

@@ -1,4 +1,4 @@
-"""Modules that hold the weights of all experts of a mixture: packed, and computed in one op."""
+"""Pack modules with the weights of all experts of a mixture, and compute them in one op."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ STRUCTURE = "experts"
 
 
 class ExpertsRule:
-    """transformers' modules with a parameter [experts, out_features, in_features] for each projection.
+    """Modules of transformers with a parameter [experts, out_features, in_features] for each projection.
 
-    Which of its ways to compute them the model's config asks for (`experts_implementation`) does not matter then.
+    The implementation that the config asks for (`experts_implementation`) has no effect then.
     """
 
     name = "experts"
@@ -84,7 +84,7 @@ def _unsupported_reason(module: nn.Module, path: str, context: Context) -> str |
 
 
 def _unsupported_size(module: nn.Module, form: ExpertsForm, dtype: str) -> str | None:
-    """Why the op does not take experts of this size."""
+    """Return why the op does not support experts of this size, or None."""
     shape = module.get_parameter(form.down.name).shape
     features = shape[1:]
     if any(size % PANEL_FEATURES for size in features):
@@ -105,7 +105,7 @@ def _verify(module: nn.Module, packed: PackedExperts, allowed: float) -> str | N
 
 
 def _release(module: nn.Module, packed: PackedExperts, context: Context) -> None:
-    """Free the weights of experts that are out of the tree, unless they are to be kept."""
+    """Free the weights of experts that were replaced, unless they are kept."""
     parameters = {stack.name: module.get_parameter(stack.name) for stack in packed.form.stacks()}
     if context.config.originals == "memory":
         packed.keep_originals(parameters)
@@ -119,13 +119,13 @@ def _release(module: nn.Module, packed: PackedExperts, context: Context) -> None
 
 
 def _stored_stacks(module: nn.Module, form: ExpertsForm) -> dict[Stack, StoredStack]:
-    """The projections that the checkpoint has quantized: all of them, or none."""
+    """Return the projections that the checkpoint has quantized: all of them, or none."""
     found: dict[Stack, Any] = {stack: module.get_parameter(stack.name) for stack in form.stacks()}
     return {stack: parameter for stack, parameter in found.items() if isinstance(parameter, StoredStack)}
 
 
 def _release_stored(stored: dict[Stack, StoredStack], packed: PackedExperts, context: Context) -> None:
-    """The same, where parameters stand for what a checkpoint stores."""
+    """Free parameters that hold the quantized tensors of a checkpoint."""
     for stack, parameter in stored.items():
         for tensor in parameter.held.values():
             context.freed += tensor.nbytes

@@ -1,4 +1,4 @@
-"""Layers of PyTorch Geometric keep their class and parameters; calls of `propagate` and `forward` pass through ours first."""
+"""Accelerate layers of PyTorch Geometric: they keep their class and parameters, and `propagate` and `forward` are overridden."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _DENSE = "PyTorch's BLAS is as fast with one row per node: packing gains nothing
 
 
 def accelerate_message_passing(context: Context) -> list[PlanItem]:
-    """Put `FastPropagate`, and where there is one the forward of its class, in front of each layer. They serve training as well."""
+    """Override `propagate` of each layer by `FastPropagate`, and `forward` if its class has a fast one. Both support training."""
     if not message_passing():
         return []
     from torch_geometric.nn.aggr import Aggregation
@@ -112,7 +112,7 @@ def _accelerate(conv: MessagePassing, path: str, context: Context) -> PlanItem:
 
 
 def _is_class(conv: MessagePassing, cls: type[MessagePassing]) -> bool:
-    """Whether `conv` computes what `cls` does: a subclass that changes one of its methods does not."""
+    """Return whether `conv` computes the same as `cls`: a subclass that overrides one of its methods does not."""
     return isinstance(conv, cls) and all(
         getattr(type(conv), method) is getattr(cls, method) for method in _METHODS
     )
@@ -129,8 +129,8 @@ def _unsupported_reason(conv: MessagePassing) -> str | None:
 
 
 def _read_weights(conv: MessagePassing) -> list[int]:
-    """Ids of what our forward of `conv` takes apart, and what may not be packed: the network of an EdgeConv and its first
-    linear."""
+    """Return the ids of the modules that the forward reads itself, and that must not be packed: the network of an EdgeConv and
+    its first linear."""
     from torch_geometric.nn import EdgeConv
 
     from hf_cpu_accel.graph.edge_networks import first_linear
@@ -140,7 +140,7 @@ def _read_weights(conv: MessagePassing) -> list[int]:
 
 
 def _update_gathers(conv: MessagePassing) -> bool:
-    """Whether `update` wants more than arguments that `propagate` was given as they are."""
+    """Return whether `update` needs more than unchanged arguments of `propagate`."""
     names = conv.inspector.get_param_names("update", exclude=[])
     special = {*conv.special_args, "edge_index"}
     return any(name in special or name.endswith(("_i", "_j")) for name in names)

@@ -1,1 +1,1 @@
-"""Hybrids' steps of decoding: layers with a recurrence join those that attend in one call of `decoder_layers`."""
+"""Decode steps of hybrids: recurrent layers join layers with attention in one call of `decoder_layers`."""

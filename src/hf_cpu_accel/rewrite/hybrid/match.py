@@ -1,4 +1,4 @@
-"""Which layers with a recurrence defer their steps: by what they were found to be, and compared with what they compute alone."""
+"""Find the recurrent layers that can defer their steps: match their parts, and compare with their separate computation."""
 
 from __future__ import annotations
 
@@ -35,10 +35,11 @@ STRUCTURE = "recurrent step"
 
 
 def join_recurrent_steps(context: Context) -> list[PlanItem]:
-    """Have every such layer defer its steps that can. To be called when layers with a recurrence, and those that attend, are fused.
+    """Make every recurrent layer defer its steps if it can. Call it after recurrent layers, and layers with attention, are
+    fused.
 
     Returns:
-        A row for each layer that computes its steps alone; of the others the plan has one already, as they are whole with or
+        A row for each layer that computes its steps alone. The others have a row already, since they are fused with or
         without it.
     """
     alone = []
@@ -54,7 +55,7 @@ def join_recurrent_steps(context: Context) -> list[PlanItem]:
 
 
 def _hooks_ahead_of_next(root: nn.Module, path: str) -> dict[int, Any] | None:
-    """Of what reads the hidden states that a layer gives; None if they may be what the model returns."""
+    """Return the pre-hooks of the module that reads the hidden states of a layer, or None if the model may return them."""
     above, _, number = path.rpartition(".")
     layers = root.get_submodule(above)
     if not isinstance(layers, nn.ModuleList):
@@ -67,7 +68,7 @@ def _hooks_ahead_of_next(root: nn.Module, path: str) -> dict[int, Any] | None:
 
 
 def _match_recurrent_step(layer: FusedMixerLayer) -> RecurrentParts | Refusal:
-    """A refusal where the layer computes its steps alone: the op does not know a part of it, or gives something else."""
+    """Return the parts of the layer, or a refusal if the op does not support one or disagrees."""
     parts = _parts_of(layer)
     if isinstance(parts, Refusal):
         return parts
@@ -97,7 +98,7 @@ def _mixer_of(layer: FusedMixerLayer) -> nn.Module | None:
 
 
 def _parts_of(layer: FusedMixerLayer) -> RecurrentParts | Refusal:
-    """A refusal if the op does not know one of its parts."""
+    """Return the parts, or a refusal if the op does not support one."""
     known: LayerParts = layer._parts
     mixer: Any = _mixer_of(layer)
     if mixer._mixer.recurrence(mixer, None) is None:
@@ -131,7 +132,7 @@ def _feed_forward(
 
 
 def _mixture(layer: nn.Module, names: list[str], features: int) -> MixtureParts | Refusal:
-    """What the modules of these names, whose outputs are added, are as a mixture of experts."""
+    """Return the modules of these names, whose outputs are added, as a mixture of experts, or a refusal."""
     copied = randomized_copy_of(layer)
     input = torch.randn(2, 9, features, generator=torch.Generator().manual_seed(0))
     trace = DecoderTrace(input, None)
@@ -172,7 +173,7 @@ def _norm(layer: nn.Module, path: str, features: int) -> NormPart | None:
 
 
 def _runs(layer: nn.Module, paths: list[str]) -> tuple[LinearRun, ...] | None:
-    """The linears as at most two runs, in this order."""
+    """Return the linears as at most two runs, in this order, or None."""
     linears: list[Any] = [layer.get_submodule(path) for path in paths]
     if not all(isinstance(linear, PackedLinear) for linear in linears):
         return None

@@ -1,4 +1,4 @@
-"""`RecurrentStep`: how a layer with a recurrence defers its step to the call that computes the layers around it."""
+"""`RecurrentStep`: defer the step of a recurrent layer to the call that computes the layers around it."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _NO_STATE = torch.empty(0)
 
 @dataclass(frozen=True)
 class RecurrentParts:
-    """A layer with a recurrence by paths in it.
+    """A recurrent layer by paths in it.
 
     Attributes:
-        mixer: the name of the module with the recurrence.
-        inputs: one run of its first linears, or two.
-        norm, ffn_norm, post, ffn_post: ahead of the branches and of what they give; see `mixer.whole_layer.LayerParts`.
+        mixer: the name of the recurrent module.
+        inputs: one run of its input projections, or two.
+        norm, ffn_norm, post, ffn_post: norms before the branches and after them; see `mixer.whole_layer.LayerParts`.
     """
 
     mixer: str
@@ -43,7 +43,7 @@ class RecurrentParts:
     scale: float
 
     def of(self, layer: nn.Module) -> DecoderLayer:
-        """With the present weights of `layer`."""
+        """Return the layer with its current weights."""
         mixer: Any = layer._modules[self.mixer]
         first, *rest = (run.projection(layer) for run in self.inputs)
         return DecoderLayer(
@@ -60,7 +60,7 @@ class RecurrentParts:
 
 @dataclass(frozen=True, eq=False)
 class _Bound:
-    """See `decoder.role.Bound`. A call that is noted keeps it, whoever has the weights of its layer exchanged meanwhile."""
+    """See `decoder.role.Bound`. A recorded call keeps it, even if the weights of its layer are replaced meanwhile."""
 
     weights: DecoderLayer
     bound_runs: dict[int, tuple[list[DecoderLayer | Tensor | None], BoundLayers]] = field(
@@ -73,7 +73,7 @@ class RecurrentStep:
     """A `mixer.whole_layer.Step`.
 
     Attributes:
-        hooks_of_next: ahead of the forward of the layer or norm that follows; None if none does.
+        hooks_of_next: pre-hooks of the layer or norm that follows; None if there is none.
     """
 
     parts: RecurrentParts
@@ -84,7 +84,7 @@ class RecurrentStep:
         self._bound = None
 
     def defer(self, layer: nn.Module, hidden_states: Tensor, named: dict[str, Any]) -> Tensor | None:
-        """Of one token per sequence, where its states are there already: what is before the first one may be padding."""
+        """Defer a step of one token per sequence with initialized states: tokens before the first one may be padding."""
         states = self._states(layer, hidden_states, named)
         if states is None:
             return None
@@ -99,7 +99,7 @@ class RecurrentStep:
         return deferred
 
     def _states(self, layer: nn.Module, hidden_states: Tensor, named: dict[str, Any]) -> Any:
-        """Those that a call goes on from; None if it is not to be deferred."""
+        """Return the states that a call continues from, or None if it is not deferred."""
         shape, cache = hidden_states.shape, named.get("cache")
         if (
             len(shape) != 3

@@ -1,4 +1,4 @@
-"""`LatentAttention`: attention to what a cache holds of each token, keys and values being made of it only where that costs less."""
+"""`LatentAttention`: attention to the cached latents, with keys and values computed from them only where that is cheaper."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _KNOWN = frozenset({"attention_mask", "cache", "position_embeddings", "position_
 
 @dataclass(frozen=True)
 class _Absorbed:
-    """The weights that make keys and values of latents, by heads.
+    """The weights that map latents to keys and values, by heads.
 
     Attributes:
         key: [heads, plain features of a key, rank].
@@ -34,7 +34,7 @@ class _Absorbed:
 
 
 class LatentAttention(FusedMixer):
-    """See `FusedMixer`. Its own forward serves arguments that it does not know, too."""
+    """See `FusedMixer`. Its own forward also serves unknown arguments."""
 
     last = "o_proj"
     _parts: LatentParts
@@ -72,7 +72,7 @@ class LatentAttention(FusedMixer):
         return context.flatten(2)
 
     def _projected(self, x: Tensor, named: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Of [B, L, C]: the two parts of queries [B, L, H, D], and of keys [B, 1, L, D], the first of which is the latent."""
+        """Return for [B, L, C] the two parts of queries [B, L, H, D], and of keys [B, 1, L, D]: first the latent."""
         parts, sizes, modules = self._parts, self._parts.sizes, self._modules
         query, latent = self.project(x)
         for name in parts.query[1:]:
@@ -124,7 +124,7 @@ class LatentAttention(FusedMixer):
 
 
 def _side_by_side(latent: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
-    """[B, 1, L, rank + D] of both, and the latents in it; a view where a cache holds one beside the other."""
+    """Return [B, 1, L, rank + D] of both, and the latents in it; a view if a cache stores them next to each other."""
     first, second = readable(latent), readable(key)
     rank, apart = latent.shape[3], second.storage_offset() - first.storage_offset()
     if (

@@ -1,4 +1,4 @@
-"""Finds latent attention in a model, verifies what it is, and fuses it and its layers."""
+"""Find latent attention in a model, verify it, and fuse it and its layers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STRUCTURE = "latent attention"
 
 
 def fuse_latent_attention(context: Context) -> list[PlanItem]:
-    """Fuse all latent attention of the model. To be called when the linears are packed."""
+    """Fuse all latent attention of the model. Call it after linears are packed."""
 
     def op_and_dtype(fused: LatentAttention, path: str) -> tuple[str, str]:
         return "attention", context.dtype_names(path, fused)
@@ -33,7 +33,7 @@ def fuse_latent_attention(context: Context) -> list[PlanItem]:
 
 
 def fuse_latent_layers(context: Context) -> list[PlanItem]:
-    """Fuse every layer of the model that has such attention. To be called when that is fused."""
+    """Fuse every layer of the model that has such attention. Call it after that is fused."""
     return fuse_mixer_layers(context, LatentAttention, "latent layer", lambda _: "attention")
 
 
@@ -50,7 +50,7 @@ def _match_latent_attention(
 
 
 def _unsupported_reason(module: Any) -> str | None:
-    """Why such attention is left, in words that go on after "left because"."""
+    """Return the reason for the column "left because", or None."""
     if any(instance_forward(part) is not None for part in module.modules()):
         return "a module in it has a replaced forward"
     if not takes_cache(parameters_of(module.forward)):

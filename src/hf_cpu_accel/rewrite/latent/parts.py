@@ -1,12 +1,11 @@
-"""What latent attention is made of, and which way of computing it costs less.
+"""Parts of latent attention, and the choice between its two computations.
 
-The hidden states are projected to a latent of each token, which all heads share, and a key that turns with its position; the
+The hidden states are projected to a latent of each token, which all heads share, and a key that is rotated by its position; the
 cache holds these two. Keys and values of a head are products of the latent: k_h = [W_h c, r], v_h = U_h c. A query may be
-multiplied by W_h^T instead of every key by W_h, and what attention gives by U_h instead of every value: then the heads attend to
-the latents themselves, as if they were one key and value head (DeepSeek-V2, arXiv:2405.04434, section 2.1.2).
+multiplied by W_h^T instead of every key by W_h, and the output of attention by U_h instead of every value: then the heads attend
+to the latents themselves, like one key and value head (DeepSeek-V2, arXiv:2405.04434, section 2.1.2).
 
-Hosts call the parts by the names of the first implementation. A name only suggests what a part does: `match` compares what comes
-out.
+Hosts name the parts as in the first implementation. A name only suggests a part: `match` compares the outputs.
 """
 
 from __future__ import annotations
@@ -33,10 +32,12 @@ _SIZES = ("num_heads", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "
 
 @dataclass(frozen=True)
 class LatentSizes:
-    """Attributes:
-    heads, rank: heads, and features of the latent of a token.
-    plain, turned: features of a key that do not depend on its position, and of those that do.
-    value: features of a value.
+    """The sizes of latent attention.
+
+    Attributes:
+        heads, rank: heads, and features of the latent of a token.
+        plain, turned: features of a key that do not depend on its position, and of those that do.
+        value: features of a value.
     """
 
     heads: int
@@ -46,7 +47,7 @@ class LatentSizes:
     value: int
 
     def absorbs(self, q_len: int, kv_len: int) -> bool:
-        """Whether it costs less to attend to latents than to make keys and values of all of them."""
+        """Return whether attending to latents is cheaper than computing keys and values of all of them."""
         made = self.rank * (self.plain + self.value)
         heads = self.plain + self.turned + self.value
         return q_len * (made + kv_len * (2 * self.rank + self.turned)) < kv_len * (made + q_len * heads)
@@ -57,7 +58,7 @@ class LatentParts:
     """Latent attention by its names and numbers.
 
     Attributes:
-        query: the names of the linear that queries come from; or those of two, and of the norm between them.
+        query: the names of the query projection; or of two linears and the norm between them.
         rotation: see `ROTATIONS`.
         growth: (factor, length): queries at position p are multiplied by 1 + factor log(1 + p // length) (Llama 4).
     """
@@ -69,7 +70,7 @@ class LatentParts:
     growth: tuple[float, int] | None
 
     def turn(self, x: Tensor, tables: Any) -> Tensor:
-        """x [B, L, H, D] at its positions; `tables` as the host has them."""
+        """Rotate x [B, L, H, D] by its positions; `tables` in the form of the host."""
         if self.rotation is None:
             return x
         if self.rotation == "complex":
@@ -81,7 +82,7 @@ class LatentParts:
         return rotary_embedding(x, *tables)
 
     def grown(self, query: Tensor, positions: Tensor | None) -> Tensor:
-        """query [B, L, H, D]."""
+        """Return the scaled query [B, L, H, D]."""
         if self.growth is None or positions is None:
             return query
         factor, length = self.growth
@@ -89,7 +90,7 @@ class LatentParts:
         return query * grown[..., None, None].to(query.dtype)
 
     def example_tables(self, first: int, count: int, dtype: torch.dtype) -> Any:
-        """Tables of any angles for positions [first, first + count), as a host hands them to a layer."""
+        """Return tables of random angles for positions [first, first + count), in the form of the host."""
         if self.rotation is None:
             return None
         generator = torch.Generator().manual_seed(first)
@@ -101,7 +102,7 @@ class LatentParts:
 
 
 def candidates(module: Any) -> list[LatentParts]:
-    """What `module` may be, if it is called as latent attention is; else none."""
+    """Return the possible parts of `module`, if it has the arguments of latent attention; else none."""
     names = module._modules
     has_sizes = all(isinstance(getattr(module, name, None), int) for name in _SIZES)
     if not has_sizes or any(names.get(name) is None for name in _NAMES) or not hasattr(module, "expand_kv"):
@@ -129,6 +130,6 @@ def _growth(module: Any) -> tuple[float, int] | None:
 
 
 def _of_pairs(factors: Tensor) -> tuple[Tensor, Tensor]:
-    """cos and sin [B, L, D] of complex [B, L, D / 2]."""
+    """Return cos and sin [B, L, D] of complex [B, L, D / 2]."""
     cos, sin = (part.float().repeat_interleave(2, dim=-1) for part in (factors.real, factors.imag))
     return cos, sin

@@ -1,4 +1,4 @@
-"""What fused modules that stand for a container have in common."""
+"""Base class of fused modules that replace a container."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from hf_cpu_accel.rewrite.linear.layer import PackedLinear
 class FusedContainer(FusedModuleMixin):
     """Has the children of `original` under their names, with `packed` in place of some, and its plain attributes.
 
-    So paths, `state_dict` keys and indexing (of a Sequential) stay what they were.
+    So paths, `state_dict` keys and indexing (of a Sequential) stay the same.
 
     Attributes:
         inputs: the names of the inputs of the original's forward, for callers that pass them by name.
-        provider_route: computes the linears with what is fused to them, on our op or by another provider.
+        provider_route: computes the linears with the fused ops, on the op of this package or by another provider.
     """
 
     provider_route: Route
@@ -48,14 +48,14 @@ class FusedContainer(FusedModuleMixin):
         return Reference(args, kwargs)
 
     def bind(self, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> tuple[Tensor, ...]:
-        """The inputs in the order of the original's forward."""
+        """Return the inputs in the order of the original's forward."""
         if not kwargs:
             return args
         return args + tuple(kwargs[name] for name in self.inputs[len(args) :])
 
     @abstractmethod
     def make_route(self) -> Route:
-        """The route over the packed children. To be called when they, and what a subclass needs besides, are there."""
+        """Return the route over the packed children. Call it after they, and attributes of a subclass, are set."""
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy routes over its own children, and other providers' weights cannot be copied.

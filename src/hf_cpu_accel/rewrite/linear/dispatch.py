@@ -1,4 +1,5 @@
-"""The works of packed linears, for `providers.Route`: what our op does, and the same in another provider's linear and torch ops."""
+"""The work of packed linears for `providers.Route`: the op of this package, and the same by another provider's linear and torch
+ops."""
 
 from __future__ import annotations
 
@@ -19,8 +20,8 @@ from hf_cpu_accel.providers.torch_ops import Provider
 class Part:
     """Some output features of a packed weight, their bias, and the copies of other providers.
 
-    `permutation`: the input features in the order in which the weight has them, or None. Who fuses a part with what comes before it
-    has to know it. It is shared by all who compute with these features, and `bias` is exchanged when the model is cast.
+    `permutation`: the input features in the order of the weight, or None. Code that fuses a part with an earlier op needs it. A
+    part is shared by all users of these features, and `bias` is replaced when the model is cast.
     """
 
     packed: PackedWeight
@@ -32,12 +33,12 @@ class Part:
         self.copies = Copies(self.packed)
 
     def by(self, provider: Provider) -> Run:
-        """input -> input @ weight^T + bias."""
+        """Return a function that computes input @ weight^T + bias."""
         weight = self.copies.of(provider)
         return lambda input: weight.multiply(self.permuted(input), self.bias)
 
     def permuted(self, input: Tensor) -> Tensor:
-        """Features [..., in_features] in the order in which the weight has them."""
+        """Return features [..., in_features] in the order of the weight."""
         return input if self.permutation is None else input.index_select(-1, self.permutation)
 
     @property
@@ -84,7 +85,7 @@ class LinearWork:
 
 
 class RunWork:
-    """Several members on one input: one GEMM of ours with an output for each, or one product each by others."""
+    """Several members on one input: one GEMM of this package with an output for each, or one product each by others."""
 
     def __init__(self, whole: Part, members: list[Part]) -> None:
         self.whole = whole
@@ -142,7 +143,7 @@ class FFNWork:
 
 
 class GatedFFNWork:
-    """down(activation(gate) * value) + residual, gate and value being the halves of up(input)."""
+    """down(activation(gate) * value) + residual, where gate and value are the halves of up(input)."""
 
     def __init__(
         self, up: Part, down: Part, activation: str, *, gate_last: bool, residual: bool = False
@@ -187,12 +188,12 @@ class GatedFFNWork:
 
 
 def _dtype_of_both(up: Part, down: Part) -> str:
-    """Where they differ, no other provider takes them: its name is none that those know."""
+    """Return the dtype of both, or a name that no other provider supports if they differ."""
     first, second = up.packed.dtype, down.packed.dtype
     return first if first == second else f"{first}+{second}"
 
 
 def sample(shapes: list[tuple[int, int]], dtype: torch.dtype) -> tuple[Tensor, ...]:
-    """Numbers in [-1, 1), without touching torch's own generator."""
+    """Return random numbers in [-1, 1), without using torch's global generator."""
     generator = torch.Generator().manual_seed(0)
     return tuple(torch.empty(shape).uniform_(-1, 1, generator=generator).to(dtype) for shape in shapes)

@@ -63,7 +63,7 @@ class FusedFFN(FusedContainer):
 
 
 class FFNRule:
-    """T5's and DistilBERT's feed-forward modules, and what is built like them."""
+    """Feed-forward modules of T5 and DistilBERT, and modules of the same structure."""
 
     name = "ffn"
 

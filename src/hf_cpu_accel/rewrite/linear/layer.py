@@ -1,4 +1,4 @@
-"""`PackedLinear`: what stands in for an `nn.Linear`."""
+"""`PackedLinear`, the replacement of an `nn.Linear`."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ PERMUTED = "one of its linears reorders its input features (act-order quantizati
 
 
 class PackedLinear(PackedModule):
-    """`y = x W^T + b` with `W` packed: [..., in_features] -> [..., out_features], float32 or bfloat16 as `x` is (float16 too: where
-    one layer of a model with float16 weights is called by itself).
+    """`y = x W^T + b` with packed `W`: [..., in_features] -> [..., out_features], float32 or bfloat16 as `x` is (float16, too,
+    where one layer of a model with float16 weights is called by itself).
 
     Its weight is the member `index` of `group`.
 
     Attributes:
-        group, index: which part of which packed weight this is; `range` are its output features.
+        group, index: the packed weight, and the part of it; `range` are its output features.
         transposed: whether the original stores its weight as [in_features, out_features].
     """
 
@@ -51,12 +51,12 @@ class PackedLinear(PackedModule):
 
     @property
     def used_bias(self) -> Tensor | None:
-        """What is added to the product."""
+        """Return the bias that is added to the product."""
         return self.bias
 
     @property
     def permutation(self) -> Tensor | None:
-        """The input features in the order in which the packed weight has them, or None: as they are."""
+        """Return the input features in the order of the packed weight, or None for their own order."""
         return self.group.permutation
 
     @property
@@ -73,7 +73,7 @@ class PackedLinear(PackedModule):
         return self.group.packed.dtype
 
     def unpack(self) -> Tensor:
-        """The dequantized weight, in the shape and dtype of the original."""
+        """Return the dequantized weight, in the shape and dtype of the original."""
         values = unpacked(self.packed, self.permutation, self.weight_dtype)
         places = self.group.places(self.index)
         values = values if places is None else values[places]
@@ -92,13 +92,14 @@ class PackedLinear(PackedModule):
 
 
 def unpacked(packed: PackedWeight, permutation: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """[out_features, in_features] in `dtype`, with the input features in their own order; see `ProjectionGroup.permutation`."""
+    """Return [out_features, in_features] in `dtype`, with the input features in their own order; see
+    `ProjectionGroup.permutation`."""
     values = unpack_linear(packed).to(dtype)
     return values if permutation is None else torch.empty_like(values).index_copy_(1, permutation, values)
 
 
 def is_permuted(module: nn.Module) -> bool:
-    """Whether a packed linear in `module` takes its input features in an order of its own."""
+    """Return whether a packed linear in `module` reorders its input features."""
     return any(
         isinstance(child, PackedLinear) and child.permutation is not None for child in module.modules()
     )

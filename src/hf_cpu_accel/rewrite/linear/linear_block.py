@@ -25,11 +25,11 @@ from hf_cpu_accel.rewrite.norm.match import NormSpec
 
 @dataclass(frozen=True)
 class Block:
-    """norm(activation(linear(x)) + residual), with the parts that are there.
+    """norm(activation(linear(x)) + residual), with the parts that are present.
 
     Attributes:
         dense: name of the linear in its container.
-        first_token: only x[:, 0] counts, as in the poolers of BERT-like models.
+        first_token: only x[:, 0] is used, as in the poolers of BERT-like models.
     """
 
     dense: str
@@ -84,7 +84,7 @@ class FusedLinearBlock(FusedContainer):
 
 
 class LinearBlockRule:
-    """BERT's intermediate, (self-)output, pooler, prediction head, and what is built like them."""
+    """BERT's intermediate, (self-)output, pooler and prediction head, and modules of the same structure."""
 
     name = "linear block"
 
@@ -120,7 +120,7 @@ class LinearBlockRule:
 
 
 def _candidates(parts: Parts) -> list[Block]:
-    """What a container with these parts may compute. Nothing to fuse with the linear is nothing to do."""
+    """Return the possible blocks of a container with these parts; none if nothing can be fused with the linear."""
     name = parts.linears[0][0]
     activation, norm = parts.activation, parts.norm
     if len(parts.inputs) == 2:
@@ -131,7 +131,7 @@ def _candidates(parts: Parts) -> list[Block]:
 
 
 def _reference(block: Block, module: nn.Module, inputs: tuple[Tensor, ...]) -> Tensor | None:
-    """The formula of `block` in plain torch."""
+    """Return the output of `block` in plain torch, or None."""
     dense = module.get_submodule(block.dense)
     assert isinstance(dense, nn.Linear)
     input = inputs[0][:, 0] if block.first_token else inputs[0]

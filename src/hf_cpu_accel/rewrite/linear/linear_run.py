@@ -1,4 +1,4 @@
-"""Linears that lie side by side in one packed weight."""
+"""Adjacent linears in one packed weight."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hf_cpu_accel.rewrite.linear.layer import PackedLinear
 
 @dataclass(frozen=True)
 class LinearRun:
-    """The output features of linears that lie side by side in one packed weight, by their paths in the layer."""
+    """The output features of adjacent linears in one packed weight, by their paths in the layer."""
 
     paths: tuple[str, ...]
 
@@ -30,7 +30,8 @@ class LinearRun:
 
 
 def side_by_side(linears: Sequence[PackedLinear], paths: Mapping[int, str]) -> LinearRun | None:
-    """The linears as a run, in the order in which they lie, if they fill one; `paths` are those of the layer's modules, by id."""
+    """Return the linears as a run, in the order of the weight, or None if they are not adjacent; `paths` are those of the
+    layer's modules, by id."""
     linears = sorted(linears, key=lambda linear: linear.index)
     indices = [linear.index for linear in linears]
     if not linears or indices != list(range(indices[0], indices[0] + len(indices))):

@@ -1,4 +1,4 @@
-"""Linears become packed linears: siblings that read the same features in one packed weight, the others alone."""
+"""Pack linears: siblings that read the same features in one packed weight, the others separately."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ def pack(
     measured: bool = False,
     transposed: bool = False,
 ) -> list[PackedLinear]:
-    """Packed stand-ins for `linears`, which share one packed weight. The originals are not changed.
+    """Return packed replacements for `linears`, which share one packed weight. The originals are not changed.
 
-    With `measured`, other providers may serve where they were measured to be faster. `transposed` says in which shape the weights
-    are known outside.
+    With `measured`, other providers may serve where they were measured to be faster. `transposed` is the layout of the
+    original weights.
 
     Raises:
-        NotPacked: packed weights are taken from a file, which does not have them.
+        NotPacked: packed weights come from a file, which does not have these.
     """
     weights = [linear.weight.detach() for linear in linears]
     saved, permutation = saved_weight(*weights), None
@@ -68,7 +68,7 @@ def pack(
 
 
 def release(module: nn.Module, packed: PackedModule, context: Context) -> None:
-    """Free the weight of a module that is out of the tree, unless it is needed elsewhere or is to be kept."""
+    """Free the weight of a module that was replaced, unless other modules need it or it is kept."""
     weight = module.weight
     assert isinstance(weight, nn.Parameter)
     packed.rule = context.rule
@@ -95,7 +95,7 @@ def free(weight: nn.Parameter, packed: Packed, dtype: str, context: Context, *, 
 
 
 def packed_item(path: str, structure: str, op: str, packed: PackedLinear) -> PlanItem:
-    """The item of a linear that was packed."""
+    """Return the row of a packed linear."""
     return PlanItem(path, structure, op, packed.packed_dtype, packed.packed.nbytes, reason=None)
 
 
@@ -125,8 +125,8 @@ def put_in_place(
 class MergedProjectionsRule:
     """Children of one module with the same in_features, such as query, key and value, or gate and up.
 
-    They are only packed side by side here; at run time `ProjectionGroup` finds out which of them share an input.
-    Containers that call their children one after the other (Sequential, ModuleList) have no such siblings.
+    Here they are only packed side by side; at run time `ProjectionGroup` finds those that share an input. Containers that call
+    their children one after the other (Sequential, ModuleList) have no such siblings.
     """
 
     name = "merged projections"
@@ -163,7 +163,7 @@ class MergedProjectionsRule:
 
 
 class LinearRule:
-    """A linear on its own."""
+    """A single linear."""
 
     name = "linear"
 
@@ -180,8 +180,8 @@ class LinearRule:
 
 
 def _too_small(linear: nn.Linear) -> str | None:
-    """Why a linear that is fused with nothing is not packed: its call takes a microsecond longer than torch's, which such a product
-    does not win back."""
+    """Return why a linear that is not fused is not packed: its call takes a microsecond longer than torch's, which a small
+    product does not gain back."""
     weights = linear.in_features * linear.out_features
     if weights > FEW_WEIGHTS or source() is not None:
         return None
@@ -189,15 +189,16 @@ def _too_small(linear: nn.Linear) -> str | None:
 
 
 def _without_output(members: list[tuple[str, nn.Linear]]) -> list[tuple[str, nn.Linear]]:
-    """The members without attention's output projection, where a gate of attention follows it, which is to lie beside query, key
-    and value (AFMoE). As the last one it may stay."""
+    """Return the members without attention's output projection, if a gate of attention follows it, which has to be next to
+    query, key and value (AFMoE). As the last member it may stay."""
     names = [path.rpartition(".")[2] for path, _ in members]
     between = [number for number, name in enumerate(names[:-1]) if name in _OUTPUTS]
     return [member for number, member in enumerate(members) if number not in between]
 
 
 def _in_panels(members: list[tuple[str, nn.Linear]]) -> list[tuple[str, nn.Linear]]:
-    """The members that can lie side by side in whole panels of 32 features; one that cannot goes last."""
+    """Return the members that can be packed side by side in whole panels of 32 features; at most one other one, which comes
+    last."""
     whole = [member for member in members if member[1].out_features % PANEL_FEATURES == 0]
     ragged = [member for member in members if member[1].out_features % PANEL_FEATURES]
     return whole + ragged[:1]

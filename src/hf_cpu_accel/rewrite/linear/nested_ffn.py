@@ -1,8 +1,8 @@
-"""Layer fusion for the feed-forward networks of diffusers: the first linear lies in one module with its activation or gate (GEGLU,
-SwiGLU, GELU with a projection), the second one behind a dropout. Both, and what is between them, become one op call.
+"""Layer fusion for the feed-forward networks of diffusers: the first linear is inside of one module with its activation or gate
+(GEGLU, SwiGLU, GELU with a projection), the second one follows a dropout. Both, and the ops between them, become one op call.
 
-A network is told from the modules in it, whose linears are packed already; its activation is told by the values that the inner
-module gives around a stand-in for its linear; and the whole is verified on an input.
+A network is matched by its modules, whose linears are packed already; its activation by the output of the inner module with an
+identity in place of its linear. The result is verified on an input.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class NestedFFN:
 
     Attributes:
         up, down: the paths of the linears.
-        gate_last: whether it is the second half that goes through the activation; None without a gate.
+        gate_last: whether the second half goes through the activation; None without a gate.
     """
 
     up: str
@@ -53,8 +53,8 @@ class NestedFFN:
 class FusedNestedFFN(FusedModuleMixin):
     """Mixed into the container's own class: [..., K] -> [..., N].
 
-    The children, hooks and attributes are those of the original, whose own forward it runs where hooks (of torch, or of diffusers,
-    which replace the forwards) look at what is inside, for further arguments, and while a graph is traced.
+    The children, hooks and attributes are those of the original. Its own forward runs where hooks (of torch, or of diffusers,
+    which replace forwards) read values inside, for further arguments, and while a graph is traced.
     """
 
     _ffn: NestedFFN
@@ -93,7 +93,7 @@ class FusedNestedFFN(FusedModuleMixin):
 
 
 def fuse_nested_ffns(context: Context) -> list[PlanItem]:
-    """Fuse every such network of the model. To be called when linears are packed."""
+    """Fuse every such network of the model. Call it after linears are packed."""
     return fuse_each(context, STRUCTURE, _match_nested_ffn, _op_and_dtype)
 
 
@@ -103,7 +103,7 @@ def _op_and_dtype(fused: FusedNestedFFN, path: str) -> tuple[str, str]:
 
 
 def _match_nested_ffn(layer: nn.Module, path: str, context: Context) -> FusedNestedFFN | Refusal | None:
-    """The layer with the fused forward, if that does what the layer does; None if it holds something else."""
+    """Return the layer with the fused forward if both agree; None if it holds something else."""
     ffn = _guess(layer)
     if not isinstance(ffn, NestedFFN):
         return ffn
@@ -132,7 +132,8 @@ def _build_nested_ffn(layer: nn.Module, ffn: NestedFFN) -> FusedNestedFFN:
 
 
 def _guess(layer: nn.Module) -> NestedFFN | Refusal | None:
-    """What the layer may be by what it holds: two linears, and else only what has no state. None if it holds something else."""
+    """Return the parts of a layer that holds two linears and otherwise only modules without state; None if it holds something
+    else."""
     linears = [(path, child) for path, child in layer.named_modules() if isinstance(child, PackedLinear)]
     if len(linears) != 2:
         return None
@@ -162,7 +163,7 @@ def _guess(layer: nn.Module) -> NestedFFN | Refusal | None:
 
 
 def _without_linear(module: nn.Module, name: str) -> Callable[[Tensor], Tensor]:
-    """What `module` makes of an input where its child `name` gives what it is given."""
+    """Return the function of `module` with an identity in place of its child `name`."""
     shadow = Shadow(module)
     shadow.module._modules[name] = nn.Identity()
 
@@ -175,7 +176,7 @@ def _without_linear(module: nn.Module, name: str) -> Callable[[Tensor], Tensor]:
 
 
 def _gate(between: Callable[[Tensor], Tensor], gate_last: bool) -> str | None:
-    """The activation of one half, if `between` multiplies it by the other half."""
+    """Return the activation of one half if `between` multiplies it by the other half, or None."""
 
     def gated(gate: Tensor, value: Tensor) -> Tensor:
         return between(torch.cat((value, gate) if gate_last else (gate, value)))

@@ -1,4 +1,4 @@
-"""Packed linears in whose weight the output features lie in the order in which an op takes them."""
+"""Reorder the output features of packed linears for an op."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from hf_cpu_accel.rewrite.linear.projection_group import ProjectionGroup
 
 
 def can_be_ordered(module: nn.Module, names: tuple[str, ...]) -> bool:
-    """Whether `order_outputs` takes these children of `module`: not where a bias would have to follow, or linears elsewhere share
-    their weight."""
+    """Return whether `order_outputs` supports these children of `module`: they have no bias, and share no weight with linears
+    elsewhere."""
     packed = [part for part in module.modules() if isinstance(part, PackedLinear)]
     for name in names:
         linear = module._modules[name]
@@ -28,8 +28,8 @@ def can_be_ordered(module: nn.Module, names: tuple[str, ...]) -> bool:
 
 
 def order_outputs(module: nn.Module, orders: Mapping[str, Tensor]) -> None:
-    """Have the weights of children of `module` lie in these orders: {name: int64 [out_features]}. What the linears compute when
-    they are called stays as it is."""
+    """Store the weights of children of `module` in these orders: {name: int64 [out_features]}. Their outputs when called do not
+    change."""
     whole: dict[ProjectionGroup, Tensor] = {}
     for name, order in orders.items():
         linear = module._modules[name]

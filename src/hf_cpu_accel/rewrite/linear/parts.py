@@ -1,4 +1,4 @@
-"""Taking a small container apart: linears, an activation, a norm, and nothing else that computes."""
+"""Parts of a small container: linears, an activation, a norm, and no other computation."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from hf_cpu_accel.tolerance import FORMULA
 
 @dataclass(frozen=True)
 class Parts:
-    """What a container consists of.
+    """The parts of a container.
 
     Attributes:
-        linears: (name, module) of the linears, all of which can be packed.
-        activation: name of the activation, `"none"` if there is none.
+        linears: (name, module) of the linears, which can all be packed.
+        activation: name of the activation, `"none"` without one.
         norm: (name, spec) of the norm, or None.
         inputs: names of the parameters of its forward.
     """
@@ -34,9 +34,9 @@ class Parts:
 
 
 def take_apart(module: nn.Module, path: str, context: Context) -> Parts | None:
-    """The parts of `module`, or None if it holds anything else, or a linear that cannot be packed.
+    """Return the parts of `module`, or None if it holds anything else, or a linear that cannot be packed.
 
-    Whether it *computes* what its parts suggest is not known yet: see `computes`.
+    Whether it *computes* the same as its parts suggest is checked by `computes`.
     """
     if module._parameters or module._buffers or not context.slots[id(module)] or not is_plain(module):
         return None
@@ -64,7 +64,7 @@ def take_apart(module: nn.Module, path: str, context: Context) -> Parts | None:
 
 
 def computes(module: nn.Module, inputs: tuple[Tensor, ...], expected: Tensor | None) -> bool:
-    """Whether `module` gives the values of `expected` for `inputs`: the verification of a candidate."""
+    """Return whether `module` returns the values of `expected` for `inputs`, to verify a candidate."""
     if expected is None:
         return False
     output = run_alone(module, *inputs)
@@ -72,19 +72,19 @@ def computes(module: nn.Module, inputs: tuple[Tensor, ...], expected: Tensor | N
 
 
 def plain_linear(linear: nn.Linear, input: Tensor) -> Tensor:
-    """The linear as a formula, without the module's hooks."""
+    """Compute the linear as a formula, without the module's hooks."""
     bias = None if linear.bias is None else linear.bias.detach()
     return functional.linear(input, linear.weight.detach(), bias)
 
 
 def probes(linear: nn.Linear, count: int) -> tuple[Tensor, ...]:
-    """`count` inputs: what the linear takes, then residuals of what it gives."""
+    """Return `count` inputs: one for the linear, then residuals of the size of its output."""
     shapes = (linear.in_features, linear.out_features)
     return tuple(probe(shapes[number], linear.weight.dtype, seed=number) for number in range(count))
 
 
 def _activation_functions(module: nn.Module) -> list[str]:
-    """Activations that are held as plain functions instead of modules."""
+    """Return activations that are attributes as plain functions instead of modules."""
     functions = [
         value
         for name, value in vars(module).items()
@@ -95,7 +95,7 @@ def _activation_functions(module: nn.Module) -> list[str]:
 
 
 def _required_inputs(module: nn.Module) -> tuple[str, ...] | None:
-    """The names of the parameters of forward, or None if some are optional: they could change what it computes."""
+    """Return the names of the parameters of forward, or None if some are optional: they could change its result."""
     parameters = parameters_of(module.forward).values()
     if any(
         parameter.default is not parameter.empty or parameter.kind is not parameter.POSITIONAL_OR_KEYWORD

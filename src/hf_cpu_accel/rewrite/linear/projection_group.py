@@ -1,4 +1,4 @@
-"""Sibling linears in one packed weight, computed in one GEMM where they are called with the same input."""
+"""Sibling linears in one packed weight, computed in one GEMM when they are called with the same input."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ _MOST_RECORDINGS = 8
 class ProjectionGroup:
     """One packed weight whose output features are divided among members (query | key | value, gate | up, ...).
 
-    Which members belong together is not told by their names but by a recorded forward, the first one: those that are called
-    in a row with the very same tensor, to which nothing is written in between. It is kept as a table. From then on the first of
-    them computes all in one GEMM, and the others take their slices. An input that is another tensor, that was written to, or whose
-    writes torch does not count (`torch.inference_mode`), is computed on its own, as it is where hooks see the members. Where slices
-    are left over, the host has come another way: they are taken out of the table, and the next forward is recorded, too. Each
-    thread has its own slices, so several threads may run one model.
+    A recorded forward, the first one, shows which members belong together: those that are called in a row with the same tensor,
+    without writes to it in between. The result is kept as a table. From then on the first of them computes all in one GEMM, and
+    the others take their slices. An input that is another tensor, that was written to, or whose writes torch does not count
+    (`torch.inference_mode`) is computed separately, and so are members with hooks. If slices are left over, the host has called
+    them differently: their members leave the table, and the next forward is recorded, too. Each thread has its own slices, so
+    several threads may run one model.
 
     Attributes:
         packed: the whole weight.
         ranges: the (start, stop) output features of each member.
         biases: the bias of each member, or None.
         measured: whether other providers may serve where they were measured to be faster.
-        permutation: int64 [in_features], the input features in the order in which the weight has them, or None: as they are.
-        order: int64 [out_features], the output features in the order in which the weight has them, those of each member within its
-            range, or None: as they are. Parts and routes give them in this order, `forward` in their own.
+        permutation: int64 [in_features], the input features in the order of the weight, or None for their own order.
+        order: int64 [out_features], the output features in the order of the weight, those of each member within its range, or
+            None for their own order. Parts and routes return them in this order, `forward` in their own.
         runs: the table: {first member called: (first, last member of the run)}.
         hooks: the dictionaries of the hooks of all members.
     """
@@ -69,7 +69,7 @@ class ProjectionGroup:
         self._reset()
 
     def forward(self, index: int, input: Tensor) -> Tensor:
-        """Member `index` of `input` [..., in_features] -> [..., out_features of the member]."""
+        """Compute member `index` of `input` [..., in_features] -> [..., out_features of the member]."""
         if (
             len(self.ranges) == 1
             or torch.compiler.is_compiling()
@@ -103,7 +103,7 @@ class ProjectionGroup:
         return output
 
     def reordered(self, order: Tensor) -> ProjectionGroup:
-        """The same members over a copy of the weight with its output features in this order, of members without biases."""
+        """Return the same members over a copy of the weight with its output features in this order, for members without biases."""
         assert self.order is None
         assert all(bias is None for bias in self.biases)
         group = ProjectionGroup(
@@ -118,7 +118,7 @@ class ProjectionGroup:
         return group
 
     def in_own_order(self, index: int | None = None) -> PackedWeight:
-        """The weight of a member, or of all, with its output features in their own order."""
+        """Return the weight of a member, or of all, with its output features in their own order."""
         if self.order is None:
             return self.packed if index is None else self.part(index, index).packed
         if index is None:
@@ -128,17 +128,17 @@ class ProjectionGroup:
         return in_order(self.part(index, index).packed, places)
 
     def places(self, index: int) -> Tensor | None:
-        """int64 [features of the member], where each is in what the weight gives of it; None: where it is."""
+        """Return int64 [features of the member], the place of each in the product, or None if all are in order."""
         start, stop = self.ranges[index]
         return None if self.order is None else (self.order[start:stop] - start).argsort()
 
     def weight(self, first: int, last: int) -> tuple[PackedWeight, Tensor | None]:
-        """The packed weight and the bias of the members `first` to `last`, both included."""
+        """Return the packed weight and the bias of the members `first` to `last`, both included."""
         part = self.part(first, last)
         return part.packed, part.bias
 
     def part(self, first: int, last: int) -> Part:
-        """The same, for a `Work`."""
+        """Return the members `first` to `last` for a `Work`."""
         part = self._parts.get((first, last))
         if part is None:
             start, stop = self.ranges[first][0], self.ranges[last][1]
@@ -148,7 +148,7 @@ class ProjectionGroup:
         return part
 
     def route(self, first: int, last: int) -> Route:
-        """Computes the members `first` to `last`: a tensor if that is one, else a list of them."""
+        """Return the route that computes the members `first` to `last`: a tensor for one, else a list of them."""
         route = self._routes.get((first, last))
         if route is None:
             work: LinearWork | RunWork = LinearWork(self.part(first, last))
@@ -159,7 +159,7 @@ class ProjectionGroup:
         return route
 
     def fused_route(self, index: int, activation: str, *, residual: bool) -> Route:
-        """Computes one member with what follows it."""
+        """Return the route that computes one member with the ops that follow it."""
         route = self._fused_routes.get((index, activation, residual))
         if route is None:
             work = LinearWork(self.part(index, index), activation, residual=residual)
@@ -167,12 +167,12 @@ class ProjectionGroup:
         return route
 
     def routes(self, index: int) -> list[Route]:
-        """Those in use for a member."""
+        """Return the routes in use for a member."""
         runs = [route for (first, last), route in self._routes.items() if first <= index <= last]
         return runs + [route for (member, _, _), route in self._fused_routes.items() if member == index]
 
     def take_bias(self, index: int, bias: Tensor | None) -> None:
-        """To be called when that of a member was cast, moved or exchanged."""
+        """Replace the bias of a member. Call it after a bias was cast, moved or replaced."""
         self.biases = (*self.biases[:index], bias, *self.biases[index + 1 :])
         for (first, last), part in self._parts.items():
             part.bias = self._bias(first, last)
@@ -211,7 +211,7 @@ class ProjectionGroup:
         self.runs = {**self.runs, **record.runs()}
 
     def _shrink(self, joined: _Joined) -> None:
-        """Take the members that did not come for their slices out of the run."""
+        """Remove the members that did not take their slices from the run."""
         first, last = self.runs.get(joined.leader, (joined.leader, joined.leader))
         claimed = [member for member in range(first, last + 1) if member not in joined.outputs]
         while claimed and claimed[-1] - claimed[0] + 1 != len(claimed):
@@ -242,7 +242,7 @@ class ProjectionGroup:
 
 
 class _Joined:
-    """What the leader of a run computed for the others."""
+    """The slices that the leader of a run computed for the others."""
 
     def __init__(self, leader: int, input: Tensor, outputs: dict[int, Tensor]) -> None:
         self.leader = leader
@@ -251,7 +251,7 @@ class _Joined:
         self._version = input._version
 
     def take(self, index: int, input: Tensor) -> Tensor | None:
-        """The slice of a member; None if it has none of this input, as it is now."""
+        """Return the slice of a member, or None if it has none for this input in its current state."""
         if input is self._input and input._version == self._version:
             return self.outputs.pop(index, None)
         return None
@@ -272,7 +272,7 @@ class _Record:
         self._input = Stamp(input)
 
     def runs(self) -> dict[int, tuple[int, int]]:
-        """{first called: (first, last)} of the members that had one input and lie side by side."""
+        """Return {first called: (first, last)} of adjacent members that had one input."""
         found: dict[int, tuple[int, int]] = {}
         start = 0
         for stop in range(1, len(self.members) + 1):

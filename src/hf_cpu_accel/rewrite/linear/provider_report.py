@@ -1,4 +1,4 @@
-"""Reads off a live model which provider its linears are dispatched to, for `explain()`."""
+"""Read the providers that serve the linears of a live model, for `explain()`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hf_cpu_accel.rewrite.linear.layer import PackedLinear
 
 
 def with_providers(plan: Plan, root: nn.Module) -> Plan:
-    """`plan` with the providers that have served the linears of `root` so far, and the bytes of their copies."""
+    """Return `plan` with the providers that have served the linears of `root` so far, and the bytes of their copies."""
     assert plan.config is not None
     modules = dict(root.named_modules())
     routes: dict[int, list[Route]] = {}

@@ -1,5 +1,5 @@
-"""Linears that share a float32 weight with an embedding: vocabulary heads. A packed copy would hold it twice, so it stays as it is,
-and is packed panel by panel as it is multiplied by more than a few rows."""
+"""Linears that share a float32 weight with an embedding: vocabulary heads. A packed copy would store it twice, so the weight
+stays unpacked, and panels are packed while it is multiplied by more than a few rows."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ STRUCTURE = "linear (shared weight)"
 
 
 class SharedLinear(FusedModuleMixin):
-    """Mixed into the class of the original, whose parameters it has: input [..., in_features] -> [..., out_features],
-    see `multiply`."""
+    """Mixed into the class of the original, whose parameters it has: input [..., in_features] -> [..., out_features], see
+    `multiply`."""
 
     weight: Tensor
     bias: Tensor | None
@@ -35,7 +35,8 @@ class SharedLinear(FusedModuleMixin):
 
 
 def multiply(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`functional.linear`; by our op where that takes the weight as it is, the input is float32, and no gradient is asked for.
+    """Compute `functional.linear`, by the op of this package if it supports the weight, the input is float32, and no gradient is
+    needed.
 
     Args:
         input: [..., in_features].
@@ -64,12 +65,12 @@ def _is_ours(input: Any, weight: Tensor, bias: Tensor | None) -> bool:
 
 
 def supports_weight(weight: Tensor) -> bool:
-    """Whether our op takes it as it is."""
+    """Return whether the op of this package supports the weight without packing."""
     return weight.dtype is torch.float32 and weight.dim() == 2 and weight.is_contiguous()
 
 
 class SharedLinearRule:
-    """A linear that would be packed but for what else has its weight."""
+    """A linear that would be packed if it did not share its weight."""
 
     name = "shared linear"
 

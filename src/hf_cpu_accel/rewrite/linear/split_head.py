@@ -1,9 +1,10 @@
-"""Vocabulary heads whose weight lies in two matrices: MobileBERT's, of which the part as narrow as the embeddings is tied to them.
+"""Vocabulary heads whose weight consists of two matrices, as in MobileBERT: the part of the width of the embeddings is tied to
+them.
 
     scores = x[:, :narrow] @ decoder.weight^T + x[:, narrow:] @ dense.weight + decoder.bias
 
-The host joins the two in every call: 62 MB are copied for 30522 tokens of 512 features, and multiplied as float32 whatever they are
-packed in. Here each stays where it is, the second is packed the way it is used, and its product is added in the epilogue.
+The host concatenates the two in every call: 62 MB are copied for 30522 tokens of 512 features, and multiplied as float32 in any
+packed dtype. Here each stays in place, the second is packed the way it is used, and its product is added in the epilogue.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ class SplitHead:
     """The names of its children.
 
     Attributes:
-        transform: what the hidden states go through first; as wide as they are.
+        transform: the module that the hidden states go through first; it keeps their width.
         decoder: the linear of the first features, with the bias of all.
-        dense: what is multiplied by the other ones as it lies, [features, vocabulary].
+        dense: the matrix for the other features, [features, vocabulary].
     """
 
     transform: str
@@ -51,7 +52,7 @@ class SplitHead:
 class FusedSplitHead(FusedModuleMixin):
     """Mixed into the host's own class: hidden_states [..., hidden_size] -> scores [..., vocabulary].
 
-    Its own forward runs where hooks look at what is inside, for other arguments, and while a graph is traced.
+    Its own forward runs where hooks read values inside, for other arguments, and while a graph is traced.
     """
 
     _head: SplitHead
@@ -78,7 +79,7 @@ class FusedSplitHead(FusedModuleMixin):
 
 
 class SplitHeadRule:
-    """Packs the dense part as it is used. What calls it so is put in place by `fuse_split_heads`."""
+    """Pack the dense part as it is used. `fuse_split_heads` replaces the forward that calls it."""
 
     name = STRUCTURE
 
@@ -112,7 +113,7 @@ class SplitHeadRule:
 
 
 def fuse_split_heads(context: Context) -> list[PlanItem]:
-    """Put the forward that adds the two products into each such head. To be called when linears are packed."""
+    """Fuse the forward that adds the two products in each such head. Call it after linears are packed."""
     return fuse_each(context, STRUCTURE, _match_split_head, _op_and_dtype)
 
 
@@ -149,7 +150,7 @@ def _build_split_head(module: nn.Module, head: SplitHead) -> FusedSplitHead:
 
 
 def _guess(module: nn.Module, dense_kind: type[nn.Linear] | type[PackedLinear]) -> SplitHead | None:
-    """What the module may be by what it holds: three children, and no parameter but the bias of one."""
+    """Return the parts of a module with three children and no parameter but the bias of one, or None."""
     children = dict(module.named_children())
     if len(children) != 3 or module._buffers:
         return None
@@ -172,7 +173,7 @@ def _are_a_head(decoder: nn.Linear | PackedLinear, dense: nn.Linear | PackedLine
 
 
 def _as_it_is_used(dense: nn.Linear) -> nn.Linear:
-    """A linear over a view of its weight: what input @ weight is."""
+    """Return a linear over a view of its weight: input @ weight."""
     used = nn.Linear(dense.out_features, dense.in_features, bias=False, device="meta")
     used.weight = nn.Parameter(dense.weight.detach().T, requires_grad=False)
     return used

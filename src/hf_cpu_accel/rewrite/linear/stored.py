@@ -1,4 +1,4 @@
-"""Linears whose weight a checkpoint stores quantized: packed as it is, so that what the file says is what is computed."""
+"""Linears whose weight a checkpoint stores quantized: packed without another rounding, so that the stored values are computed."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ Member = tuple[str, nn.Module, StoredWeight]
 
 
 class StoredLinearsRule:
-    """Children of one module that hold quantized weights: those that take the same input features in the same order lie side by
-    side, as `MergedProjectionsRule` has it."""
+    """Children of one module with quantized weights: those with the same input features in the same order are packed side by
+    side, as in `MergedProjectionsRule`."""
 
     name = "stored linears"
 
@@ -116,7 +116,8 @@ def _put_in_place(members: Sequence[Member], context: Context) -> list[PlanItem]
 def _packed(
     members: Sequence[Member], linears: Sequence[nn.Linear], context: Context
 ) -> tuple[PackedWeight, str, list[float]]:
-    """The packed weight, the dtype by whose tolerance it is compared, and how far each member is off what is stored."""
+    """Return the packed weight, the dtype whose tolerance applies, and the rounding error of each member against the stored
+    weight."""
     weights = [weight for _, _, weight in members]
     if weights[0].rows is not None:
         return pack_stored(weights), "float32", [rounding_error(weight) for weight in weights]
@@ -141,7 +142,7 @@ def _disagreement(
 
 
 def _release(weight: StoredWeight, packed: PackedLinear, context: Context) -> None:
-    """Free what held the weight of a module that is out of the tree, unless an embedding reads it, too, or it is to be kept."""
+    """Free the tensors of the weight of a module that was replaced, unless an embedding reads it, too, or it is kept."""
     if context.config.originals == "memory" or any(map(context.is_tied, weight.tensors)):
         return
     for tensor in weight.tensors[1:]:
@@ -155,7 +156,7 @@ def _release(weight: StoredWeight, packed: PackedLinear, context: Context) -> No
 
 
 def _as_linear(module: nn.Module, weight: StoredWeight, dtype: torch.dtype) -> nn.Linear:
-    """A linear of the same shape and with the very bias, whose weight has no values."""
+    """Return a linear of the same shape and with the same bias, whose weight has no values."""
     linear = nn.Linear(weight.in_features, weight.out_features, bias=False, device="meta", dtype=dtype)
     bias = getattr(module, "bias", None)
     bias = bias() if callable(bias) else bias  # torch.ao keeps it inside of its packed weight
@@ -166,7 +167,7 @@ def _as_linear(module: nn.Module, weight: StoredWeight, dtype: torch.dtype) -> n
 
 
 def _compute_dtype(root: nn.Module) -> torch.dtype:
-    """That of the model's activations: of its first parameter that is not quantized."""
+    """Return the dtype of the model's activations: that of its first parameter that is not quantized."""
     floating = (
         parameter.dtype
         for module in root.modules()

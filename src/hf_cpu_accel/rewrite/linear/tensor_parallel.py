@@ -1,7 +1,8 @@
-"""Linears of which each process has a part: that becomes a plain linear, which the rules pack, with what joins the parts around it.
+"""Linears that are split over processes: the part of this process becomes a plain linear, which the rules pack, inside of a
+module that joins the parts.
 
-Some output features of queries, keys, values and of an FFN's first linears stay with their process, and the linear after them sums
-over all processes: Shoeybi et al. 2019, arXiv:1909.08053, section 3. Which linears, transformers' plan says.
+Some output features of queries, keys, values and of an FFN's first linears stay with their process, and the linear after them
+sums over all processes: Shoeybi et al. 2019, arXiv:1909.08053, section 3. The plan of transformers decides which linears.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ BETWEEN = "sums over processes run between its parts: its parts run separately"
 
 
 class JoinedLinear(nn.Module):
-    """A linear whose output is the sum of what all processes make of their input features, or their output features side by side:
-    [..., in_features of this process] -> [..., out_features].
+    """A linear whose output is the sum of the parts of all processes, or their output features side by side: [..., in_features
+    of this process] -> [..., out_features].
 
     Attributes:
-        part: what this process has; without the bias where it is summed.
+        part: the part of this process; without the bias where parts are summed.
     """
 
     bias: nn.Parameter | None
@@ -61,7 +62,8 @@ class JoinedLinear(nn.Module):
 
 @dataclass(frozen=True)
 class TakenParts:
-    """The parameters of `linear` were divided so; the parts of this process have been in `parts` since, by the same names."""
+    """A change in the journal: the parameters of `linear` were divided; the parts of this process are in `parts` since, under
+    the same names."""
 
     linear: nn.Linear
     divisions: Mapping[str, Division]
@@ -74,8 +76,8 @@ class TakenParts:
 
 
 def divide_linears(context: Context) -> Iterable[PlanItem]:
-    """Put plain linears in the place of those of which this process has a part. To be called before anything else, as it changes
-    which modules there are."""
+    """Replace linears that are split over processes by plain ones. Call it before all other stages, since it changes the
+    modules."""
     sizes: set[int] = set()
     exchanges: dict[Any, Exchange] = {}
     for path, linear in context.modules:
@@ -109,7 +111,7 @@ def divide_linears(context: Context) -> Iterable[PlanItem]:
 
 
 def is_joined(module: nn.Module) -> bool:
-    """Whether other processes have a part in what `module` computes."""
+    """Return whether other processes compute a part of `module`."""
     return any(isinstance(child, JoinedLinear) for child in module.modules())
 
 
@@ -122,7 +124,7 @@ def _linear(parts: Mapping[str, nn.Parameter], *, has_bias: bool) -> nn.Linear:
 
 
 def _take_parts(linear: nn.Linear, parts: Mapping[str, nn.Parameter], context: Context) -> None:
-    """Have `linear` hold no memory until its parameters are put back."""
+    """Free the memory of `linear` until its parameters are restored."""
     divisions = {name: Division.of(parameter) for name, parameter in linear.named_parameters(recurse=False)}
     context.journal.record(TakenParts(linear, divisions, parts))
     for name in divisions:

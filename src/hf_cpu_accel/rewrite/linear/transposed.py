@@ -1,4 +1,4 @@
-"""Linears that store their weight as [in_features, out_features], as GPT-2's Conv1D does."""
+"""Linears that store their weight as [in_features, out_features], such as GPT-2's Conv1D."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STRUCTURE = "transposed linear"
 
 
 class TransposedLinearRule:
-    """A module that has a matrix and perhaps a bias, and computes input @ matrix + bias."""
+    """A module with a matrix and optionally a bias that computes input @ matrix + bias."""
 
     name = "transposed linear"
 
@@ -55,7 +55,7 @@ class TransposedLinearRule:
 
 
 def as_linear(module: nn.Module) -> nn.Linear | None:
-    """`module` as a linear over a view of its weight, or None if it computes something else."""
+    """Return `module` as a linear over a view of its weight, or None if it computes something else."""
     parameters = dict(module._parameters)
     weight, bias = parameters.pop("weight", None), parameters.pop("bias", None)
     if isinstance(module, nn.Linear) or weight is None or weight.dim() != 2 or weight.numel() == 0:

@@ -1,1 +1,1 @@
-"""Layers that are fused around what they have in the place of attention."""
+"""Layers that are fused around a fused mixer: attention or a recurrence."""

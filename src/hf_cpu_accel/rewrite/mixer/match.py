@@ -1,4 +1,4 @@
-"""Which layers with a fused mixer are fused as a whole: by what they hold, and compared with their own forward."""
+"""Fuse whole layers with a fused mixer: match their modules, and compare with their own forward."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ M = TypeVar("M", bound=FusedMixer)
 def fuse_mixer_layers(
     context: Context, kind: type[M], structure: str, op_of: Callable[[M], str]
 ) -> list[PlanItem]:
-    """Fuse every layer of the model that has a mixer of this kind. To be called when mixers are fused.
+    """Fuse every layer of the model that has a mixer of this kind. Call it after mixers are fused.
 
     Args:
-        structure: what such a layer is called in the plan.
-        op_of: the op that mixes its tokens.
+        structure: the name of the layer in the plan.
+        op_of: returns the op of a mixer.
     """
 
     def op_and_dtype(fused: FusedMixerLayer, path: str) -> tuple[str, str]:
@@ -95,7 +95,7 @@ def _unsupported_reason(layer: nn.Module, mixers: list[str]) -> str | None:
 
 
 def _rest(layer: nn.Module, mixer: str) -> tuple[list[str], list[str]]:
-    """The names of the norms and layer scales, and of the other modules with weights but for the mixer."""
+    """Return the names of the norms and layer scales, and of the other modules with weights except the mixer."""
     children: dict[str, Any] = dict(layer.named_children())
     attending = children.pop(mixer)
     features = attending.get_submodule(attending.last).out_features
@@ -104,7 +104,7 @@ def _rest(layer: nn.Module, mixer: str) -> tuple[list[str], list[str]]:
 
 
 def _is_norm(module: nn.Module, features: int) -> bool:
-    """Whether it is a norm, or multiplies by a vector (LayerScale), as far as it can be seen: its place is found by trying."""
+    """Return whether the module may be a norm, or a multiplication by a vector (LayerScale); its place is found by trying."""
     if isinstance(module, FusedNorm | nn.LayerNorm):
         return True
     own = list(module._parameters.values())
@@ -122,7 +122,7 @@ def _candidates(layer: nn.Module, mixer: str, features: int) -> Iterator[LayerPa
 
 
 def _feed_forward(layer: nn.Module, name: str, features: int) -> GatedParts | str:
-    """What the module of this name is as one op, or its name."""
+    """Return the module of this name as one op, or its name."""
     ways = list(_gated(layer, name, features))
     if not ways:
         return name
@@ -145,7 +145,7 @@ def _feed_forward(layer: nn.Module, name: str, features: int) -> GatedParts | st
 
 
 def _gated(layer: nn.Module, name: str, features: int) -> Iterator[GatedParts]:
-    """The gated feed-forward networks that the module of this name may be."""
+    """Yield the possible gated feed-forward networks of the module of this name."""
     linears = {
         f"{name}.{path}": linear
         for path, linear in layer.get_submodule(name).named_modules()
@@ -161,7 +161,7 @@ def _gated(layer: nn.Module, name: str, features: int) -> Iterator[GatedParts]:
 
 
 def _are_halves(ups: list[PackedLinear], width: int) -> bool:
-    """Whether gate and value, each of `width` features, lie side by side in `ups`."""
+    """Return whether gate and value, each of `width` features, are side by side in `ups`."""
     if not ups or any(up.group is not ups[0].group for up in ups):
         return False
     indices = [up.index for up in ups]
@@ -196,7 +196,7 @@ def _outputs(layer: nn.Module) -> tuple[tuple[Tensor, ...], int] | Refusal:
 
 
 def prompt_and_token(layer: Any) -> tuple[tuple[Tensor, ...], int]:
-    """What a layer adds to a padded prompt, and to the token after it; and how many `None`s it returns behind."""
+    """Return the change of a padded prompt, and of the token after it, by a layer; and the number of `None`s after its output."""
     mixer: Any = next(child for child in layer.children() if isinstance(child, FusedMixer))
     last = mixer.get_submodule(mixer.last)
     generator = torch.Generator().manual_seed(0)
@@ -215,9 +215,10 @@ def prompt_and_token(layer: Any) -> tuple[tuple[Tensor, ...], int]:
 
 
 def _hidden_states(output: Any) -> tuple[Tensor, int]:
-    """
+    """Return the hidden states, and the number of `None`s after them.
+
     Raises:
-        TypeError: it is something else than hidden states, perhaps with `None`s behind them.
+        TypeError: the output is something else.
     """
     states, *more = output if isinstance(output, tuple) else (output,)
     if not isinstance(states, Tensor) or any(part is not None for part in more):

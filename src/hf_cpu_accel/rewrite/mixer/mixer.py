@@ -1,4 +1,4 @@
-"""`FusedMixer`: what mixes the tokens of a layer, attention or a recurrence, fused between packed projections."""
+"""`FusedMixer`: the module that mixes the tokens of a layer, attention or a recurrence, fused between packed projections."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ Projection = Callable[[Tensor], list[Tensor]]
 
 @dataclass(frozen=True)
 class Example:
-    """Arguments of a prompt that is padded on the left, and of the token after it, besides hidden states.
+    """Arguments of a left-padded prompt, and of the token after it, besides hidden states.
 
     Attributes:
         tokens: bool [batch, tokens of the prompt], False at padding.
-        prompt, token: with the same cache in both, which is empty.
+        prompt, token: both with the same cache, which is empty.
     """
 
     tokens: Tensor
@@ -42,10 +42,10 @@ class Example:
 
 
 def attending_example(batch: int, tokens: int, padding: int, tables: Callable[[int, int], Any]) -> Example:
-    """That of attention with a cache of keys and values.
+    """Return the example for attention with a KV cache.
 
     Args:
-        tables: gives those of so many positions from the first on, as the host makes them.
+        tables: returns those of `count` positions from `first` on, in the form of the host.
     """
     from transformers import DynamicCache
 
@@ -72,7 +72,7 @@ def attending_example(batch: int, tokens: int, padding: int, tables: Callable[[i
 class FusedMixer(FusedModuleMixin):
     """Mixed into the mixer's own class: [B, L, C] -> [B, L, C].
 
-    It computes its class's own forward where hooks look inside, while a graph is traced, and for packed sequences.
+    Its class's own forward runs where hooks read values inside, while a graph is traced, and for packed sequences.
 
     Attributes:
         last: the name of its last linear.
@@ -86,12 +86,12 @@ class FusedMixer(FusedModuleMixin):
     @property
     @abstractmethod
     def first(self) -> tuple[str, ...]:
-        """The names of the linears that the hidden states go through first."""
+        """Return the names of the input projections."""
 
     @abstractmethod
     def mix(self, hidden_states: Tensor, named: dict[str, Any]) -> Tensor | None:
-        """[B, L, C] -> [B, L, features], what the last linear is given; None for a call that the ops cannot do, which then has
-        changed nothing.
+        """Compute [B, L, C] -> [B, L, features], the input of the last linear. Return None, without changing anything, for a
+        call that the ops do not support.
 
         Args:
             named: the other arguments of the mixer, or of its layer.
@@ -99,20 +99,20 @@ class FusedMixer(FusedModuleMixin):
 
     @abstractmethod
     def example(self, batch: int, tokens: int, padding: int) -> Example:
-        """The first `padding` tokens of the first sequence are none."""
+        """Return an example in which the first `padding` tokens of the first sequence are padding."""
 
     @abstractmethod
     def is_empty(self, cache: Any) -> bool:
-        """Whether nothing is in its layer of the cache."""
+        """Return whether its layer of the cache is empty."""
 
     def project(self, hidden_states: Tensor) -> list[Tensor]:
-        """[B, L, C] -> what the linears `first` give, those that lie side by side in one product."""
+        """Return the outputs of the linears `first` for [B, L, C]; adjacent ones in one product."""
         if self._projections is None:
             self._projections = _projections_of(self, self.first)
         return [output for project in self._projections for output in project(hidden_states)]
 
     def named(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """The arguments of a call by name, and the cache as `cache`."""
+        """Return the arguments of a call by name, and the cache as `cache`."""
         named = kwargs if not args else dict(zip(self._names, args, strict=False)) | kwargs
         return with_our_cache_name(self._names, named)
 
@@ -129,7 +129,7 @@ class FusedMixer(FusedModuleMixin):
 
 
 def is_fused(module: FusedModuleMixin, named: dict[str, Any]) -> bool:
-    """Whether a call with these arguments is not to take the own forward."""
+    """Return whether a call with these arguments runs fused."""
     cache = named.get("cache")
     return (
         not any(name in named and named[name] is not None for name in _REFUSED)
@@ -140,7 +140,8 @@ def is_fused(module: FusedModuleMixin, named: dict[str, Any]) -> bool:
 
 
 def reference_call(module: Any, mixer: FusedMixer, named: dict[str, Any]) -> Reference | None:
-    """The call without its cache, if nothing is in that: else it goes on from what the fused call is about to change."""
+    """Return the call without its cache if that is empty, or None: otherwise it would continue from states that the fused call
+    changes."""
     cache = named.get("cache")
     if not is_fused(module, named) or (cache is not None and not mixer.is_empty(cache)):
         return None
@@ -152,14 +153,14 @@ def reference_call(module: Any, mixer: FusedMixer, named: dict[str, Any]) -> Ref
 
 
 def _storage_dtype(cache: Any, index: int) -> str | None:
-    """The dtype that `cache` keeps keys and values in, where it was asked for."""
+    """Return the dtype in which `cache` was asked to store keys and values, or None."""
     dtype = getattr(cache.layers[index], "storage_dtype", None) if index < len(cache.layers) else None
     return None if dtype is None else str(dtype).removeprefix("torch.")
 
 
 def tokens_of(mask: Any) -> Tensor | None:
-    """bool [B, L], the tokens that a mask [B, L] says there are, or the queries that one [B, heads, L, keys] lets attend; None for
-    all."""
+    """Return bool [B, L], the tokens of a mask [B, L], or the queries that attend to some key in a mask [B, heads, L, keys];
+    None for all."""
     mask = ordinary(mask)
     if mask is None or mask.dim() == 2:
         return None if mask is None else mask.bool()
@@ -168,13 +169,13 @@ def tokens_of(mask: Any) -> Tensor | None:
 
 
 def holds_weights(module: nn.Module) -> bool:
-    """Packed or not."""
+    """Return whether the module has weights, packed or not."""
     packed = any(isinstance(part, PackedModule) for part in module.modules())
     return packed or any(True for _ in module.parameters())
 
 
 def _projections_of(module: Any, names: tuple[str, ...]) -> list[Projection]:
-    """Each gives the outputs of one linear or more, in the order of the names."""
+    """Return functions that compute the outputs of one linear or more, in the order of the names."""
     linears: list[Any] = [module._modules[name] for name in names]
     runs: list[list[Any]] = []
     for linear in linears:

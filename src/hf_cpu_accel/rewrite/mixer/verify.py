@@ -1,4 +1,4 @@
-"""Whether a fused mixer with a cache does what its class's own forward does: for a prompt, a step, and to the cache."""
+"""Compare a fused mixer with a cache with its class's own forward: for a prompt, a step, and the contents of the cache."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ M = TypeVar("M", bound=FusedMixer)
 
 
 def verified(module: nn.Module, possible: Iterable[Callable[[nn.Module], M]]) -> M | Refusal:
-    """The first of what `possible` makes of `module` that does what it does; why not, if none does."""
+    """Return the first mixer from `possible` that agrees with `module`, or a refusal."""
     refusal = None
     for make in possible:
         mixer = make(module)
@@ -57,7 +57,7 @@ def _outputs(module: nn.Module, example: Example) -> tuple[Tensor, ...] | Refusa
 
 
 def _run(module: Any, example: Example) -> tuple[Tensor, ...]:
-    """What it gives for the prompt, for the token after it and for a prompt alone, and what the cache holds then."""
+    """Return the outputs for the prompt, for the token after it and for a prompt alone, and the contents of the cache."""
     linear = next(_packed_parts(module))
     generator = torch.Generator().manual_seed(0)
     states = torch.randn(_BATCH, _TOKENS + 1, linear.in_features, generator=generator).to(linear.weight_dtype)
@@ -86,9 +86,10 @@ def _run(module: Any, example: Example) -> tuple[Tensor, ...]:
 
 
 def _attended(output: Any) -> Tensor:
-    """
+    """Return the hidden states.
+
     Raises:
-        TypeError: something else than (hidden states, None) was returned.
+        TypeError: the output is not (hidden states, None).
     """
     if not isinstance(output, tuple) or len(output) != 2 or output[1] is not None:
         raise TypeError("it returns more than hidden states")

@@ -1,6 +1,7 @@
-"""`FusedMixerLayer`: a layer with a fused mixer, its norms, projections and feed-forward network included, in a few ops.
+"""`FusedMixerLayer`: a layer with a fused mixer, including its norms, projections and feed-forward network, in a few ops.
 
-x + s post(mixer(norm(x))), then, if there is one, the same with other norms and a feed-forward network; post may be nothing
+It computes x + s post(mixer(norm(x))), then, if there is one, the same with other norms and a feed-forward network. post is
+optional.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class GatedParts:
     """A gated feed-forward network by the paths of its linears in the layer.
 
     Attributes:
-        ups: that of gate and value, in the order of their features: one linear for both, or two side by side.
+        ups: those of gate and value, in the order of their features: one linear for both, or two side by side.
         gate_last: whether the gate is the second half.
     """
 
@@ -41,7 +42,7 @@ class GatedParts:
 
     @property
     def module(self) -> str:
-        """The name of what they are in."""
+        """Return the name of the module that contains them."""
         return self.down.partition(".")[0]
 
     def bind(self, layer: nn.Module, *, residual: bool) -> Route:
@@ -55,14 +56,14 @@ class GatedParts:
 
 @dataclass(frozen=True)
 class LayerParts:
-    """A layer by the names of what is in it.
+    """A layer by the names of its parts.
 
     Attributes:
-        ffn: the feed-forward network as one op, or the name of a module that computes it (experts); or two of these, whose outputs
-            are added (experts, and what all tokens go through besides); or nothing, as ffn_norm then.
+        ffn: the feed-forward network as one op, or the name of a module that computes it (experts); or two of these, whose
+            outputs are added (experts, and one that gets all tokens); or empty, and then ffn_norm is, too.
         scale: of both branches.
-        post, ffn_post: norms or layer scales of what the branches give, or None.
-        nones: how many of these the layer returns behind its hidden states.
+        post, ffn_post: norms or layer scales after the branches, or None.
+        nones: how many `None`s the layer returns after its hidden states.
     """
 
     mixer: str
@@ -76,25 +77,26 @@ class LayerParts:
 
     @property
     def chooses(self) -> bool:
-        """Whether tokens may go to experts."""
+        """Return whether tokens may go to experts."""
         return any(isinstance(part, str) for part in self.ffn)
 
 
 class Step(Protocol):
-    """How a layer leaves what it computes to a call for several layers. It may hold values made of the layer's weights."""
+    """A strategy that defers a layer's computation to a call for several layers. It may hold values derived from the layer's
+    weights."""
 
     def defer(self, layer: nn.Module, hidden_states: Tensor, named: dict[str, Any]) -> Tensor | None:
-        """Hidden states that the layer gives, computed or not; None for a call that is not left so, which then has changed
-        nothing."""
+        """Return the hidden states of the layer, computed or not, or None, without changing anything, for a call that is not
+        deferred."""
 
     def forget(self) -> None:
-        """To be called when weights were cast or exchanged."""
+        """Forget derived values. Call it after weights are cast or replaced."""
 
 
 class FusedMixerLayer(FusedModuleMixin):
     """Mixed into the layer's own class: [B, L, C] -> [B, L, C], or a tuple of that and `None`s.
 
-    Calls that its mixer cannot do, and those that pass more than hidden states by position, take the own forward.
+    Calls that its mixer does not support, and those with more than one positional argument, run the own forward.
     """
 
     _parts: LayerParts
@@ -103,7 +105,7 @@ class FusedMixerLayer(FusedModuleMixin):
     _step: Step | None = None
 
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
-        """hidden_states [B, L, C] and what the original takes -> as the original."""
+        """Run the layer on hidden_states [B, L, C] and the arguments of the original; returns what the original returns."""
         named = with_our_cache_name(self._names, kwargs)
         if not args and is_fused(self, named):
             output = None
@@ -183,9 +185,10 @@ class _Bound:
 
 
 def _feed_forward(layer: nn.Module, parts: LayerParts, *, plain: bool) -> AddTo:
-    """
+    """Return the function that adds the feed-forward network.
+
     Args:
-        plain: whether what it gives is added as it is.
+        plain: whether its output is added without a norm or scale.
     """
     if plain:
         return _one_after_another([_plain(layer, part) for part in parts.ffn])
@@ -220,7 +223,7 @@ def _sum(branches: list[Callable[[Tensor], Tensor]]) -> Callable[[Tensor], Tenso
 
 
 def _first_output(module: Any) -> Callable[[Tensor], Tensor]:
-    """What `module` gives [B, L, C], perhaps as [B * L, C], without what it tells of its choice of experts."""
+    """Return a function of `module` that returns [B, L, C], also from [B * L, C], without its router outputs."""
 
     def call(input: Tensor) -> Tensor:
         output = module(input)

@@ -1,1 +1,1 @@
-"""Norms, and batch norms that join their convolution."""
+"""Norms, and group norms."""

@@ -1,8 +1,8 @@
-"""Group norms in one op, with the SiLU behind them where there is one.
+"""Group norms in one op, with a following SiLU if there is one.
 
-A residual block calls `norm`, then an activation that it also uses elsewhere, so neither module can become both. Where such an
-activation stands beside the norm, the norm therefore gives a tensor without values: if SiLU is the first to ask for them, one pass
-over memory makes both, and anything else gets the norm alone.
+A residual block calls `norm`, then an activation that it also uses elsewhere, so neither module can become both. With an
+activation next to it, the norm returns a tensor without values: if SiLU reads it first, one pass over memory computes both, and
+any other reader gets the norm alone.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ STRUCTURE = "group norm"
 
 
 class DeferredGroupNorm(LazyTensor):
-    """The output of a group norm until it is known whether SiLU comes next."""
+    """The output of a group norm before it is known whether SiLU follows."""
 
     @classmethod
     def of(cls, norm: FusedGroupNorm, input: Tensor) -> DeferredGroupNorm:
@@ -62,10 +62,10 @@ class DeferredGroupNorm(LazyTensor):
 
 
 class FusedGroupNorm(Replacement):
-    """`nn.GroupNorm` [N, C, *] -> [N, C, *], with the parameters of the module that it stands for.
+    """`nn.GroupNorm` [N, C, *] -> [N, C, *], with the parameters of the original module.
 
     Attributes:
-        activates: whether SiLU may come next.
+        activates: whether SiLU may follow.
     """
 
     def __init__(self, original: nn.GroupNorm, *, activates: bool) -> None:
@@ -128,11 +128,11 @@ class GroupNormRule:
 
 
 def _beside_silu(module: nn.Module, context: Context) -> bool:
-    """Whether a parent of `module` holds SiLU, as a module without parameters."""
+    """Return whether a parent of `module` has SiLU, as a module without parameters."""
     siblings = (child for parent, _ in context.slots[id(module)] for child in parent.children())
     return any(not list(child.children()) and identify(child) == "silu" for child in siblings)
 
 
 def _is_dense(input: Tensor) -> bool:
-    """Whether the output of the op has the strides of `input`."""
+    """Return whether the output of the op has the strides of `input`."""
     return input.is_contiguous() or input.movedim(1, -1).is_contiguous()

@@ -1,4 +1,4 @@
-"""Norms written in Python, recognized by what they compute: RMSNorm and LayerNorm on the fused ops."""
+"""Norms written in Python, recognized by their outputs: RMSNorm and LayerNorm on the fused ops."""
 
 from __future__ import annotations
 
@@ -27,30 +27,30 @@ from hf_cpu_accel.tolerance import FORMULA
 
 @dataclass(frozen=True)
 class NormSpec:
-    """`kind` is `"layer_norm"` or `"rms_norm"`, `eps` is added to the variance, and `offset` to the weight (Gemma: 1)."""
+    """A norm: `kind` is `"layer_norm"` or `"rms_norm"`, `eps` is added to the variance, and `offset` to the weight (Gemma: 1)."""
 
     kind: str
     eps: float
     offset: float = 0.0
 
     def scale(self, weight: Tensor | None) -> Tensor | None:
-        """What the normalized values are multiplied by."""
+        """Return the factor of the normalized values, or None."""
         return weight if weight is None or self.offset == 0 else weight.detach().float() + self.offset
 
     def normalize(self, input: Tensor, scale: Tensor | None, bias: Tensor | None) -> Tensor:
-        """The fused op on `input` [..., N]."""
+        """Run the fused op on `input` [..., N]."""
         if self.kind == "rms_norm":
             return rms_norm(input, scale, self.eps)
         return layer_norm(input, scale, bias, self.eps)
 
     def compute(self, module: nn.Module, input: Tensor) -> Tensor:
-        """The same with the parameters of `module`."""
+        """Run the fused op with the parameters of `module`."""
         return self.normalize(
             input, self.scale(module._parameters.get("weight")), module._parameters.get("bias")
         )
 
     def reference(self, module: nn.Module, input: Tensor) -> Tensor:
-        """The same in plain torch."""
+        """Compute the norm with the parameters of `module` in plain torch."""
         parameters = {name: value.detach().float() for name, value in module.named_parameters(recurse=False)}
         shape, scale, values = input.shape[-1:], self.scale(parameters.get("weight")), input.float()
         if self.kind == "rms_norm":
@@ -65,11 +65,11 @@ _KINDS = {("weight",): ("rms_norm", "layer_norm"), ("bias", "weight"): ("layer_n
 
 
 def identify_norm(module: nn.Module) -> NormSpec | None:
-    """What norm over the last dimension `module` computes, or None.
+    """Return the norm over the last dimension that `module` computes, or None.
 
-    `nn.LayerNorm` is taken by its class. A Python module is taken if it has just a weight (and a bias), a small float
-    attribute that can be eps, and gives the values of the plain formula on ordinary and on tiny inputs, where eps shows.
-    Where the weight is stored as what it differs from 1 by, the formula with that 1 is tried, too.
+    `nn.LayerNorm` is recognized by its class. A Python module is recognized if it has only a weight (and a bias), a small float
+    attribute that can be eps, and returns the values of the plain formula on ordinary and on tiny inputs, where eps shows. A
+    weight that is stored as its difference from 1 is tried, too.
     """
     if isinstance(module, FusedNorm):
         return module.spec
@@ -88,7 +88,8 @@ def identify_norm(module: nn.Module) -> NormSpec | None:
 
 
 def identify_bare_norm(module: nn.Module, features: int) -> NormSpec | None:
-    """The same of a module of torch's or transformers' without parameters, for inputs of so many features (OLMo, nanochat)."""
+    """Return the norm of a module of torch or transformers without parameters, for inputs of `features` features (OLMo,
+    nanochat), or None."""
     state = module._parameters or module._modules or module._buffers
     if state or not is_library_function(type(module)) or len(parameters_of(module.forward)) != 1:
         return None
@@ -105,7 +106,7 @@ def identify_bare_norm(module: nn.Module, features: int) -> NormSpec | None:
 
 
 def small_floats(module: nn.Module) -> list[float]:
-    """Attributes that can be an eps."""
+    """Return the attributes that can be an eps."""
     return [value for value in vars(module).values() if isinstance(value, float) and 0 <= value < 1e-2]
 
 
@@ -119,7 +120,7 @@ def _agrees(spec: NormSpec, module: nn.Module, scale: float, weight: Tensor) -> 
 
 
 class FusedNorm(Replacement):
-    """A norm in one pass: [..., N] -> [..., N]. It has the parameters, and the numbers, of the module that it stands for."""
+    """A norm in one pass: [..., N] -> [..., N]. It has the parameters, and the numbers, of the original module."""
 
     def __init__(self, original: nn.Module, spec: NormSpec) -> None:
         super().__init__()
@@ -131,7 +132,8 @@ class FusedNorm(Replacement):
         self.refresh()
 
     def refresh(self) -> None:
-        """To be called when the weight was changed: adding an offset takes as long as norming a few rows, so the sum is kept."""
+        """Update the weight plus offset. Call it after the weight changed: adding an offset takes as long as normalizing a few
+        rows."""
         weight = self._parameters.get("weight")
         self._shifted = self.spec.scale(weight) if self.spec.offset else None
 
@@ -154,7 +156,7 @@ class FusedNorm(Replacement):
 
 
 class NormRule:
-    """Norms of several Python statements become one op. `nn.LayerNorm` is one op already, and is left."""
+    """Norms of several Python statements become one op. `nn.LayerNorm` is one op already, and stays."""
 
     name = "norm"
 

@@ -1,1 +1,1 @@
-"""Models that a tool of torch's has quantized: modules over quantized tensors, and exported graphs."""
+"""Models that torch's tools have quantized: modules over quantized tensors, and exported graphs."""

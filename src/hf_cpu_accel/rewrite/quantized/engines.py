@@ -1,8 +1,8 @@
-"""Linears and convolutions over torch's quantized tensors, by whichever of torch's engines was measured to be faster.
+"""Linears and convolutions over torch's quantized tensors, by the engine of torch that was measured to be fastest.
 
-The tensors between them are torch's own, so there is nothing of ours that could take one. Which engine a module was packed for is
-the setting of the moment (`torch.backends.quantized.engine`); "x86" leaves linears to FBGEMM, which where there are tiles for 8-bit
-integers takes three times as long as oneDNN.
+The tensors between them are torch's own, which no op of this package supports. The engine of a module is the current setting
+when it is packed (`torch.backends.quantized.engine`). "x86" uses FBGEMM for linears, which on CPUs with int8 tiles takes three
+times as long as oneDNN.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ Run = Callable[[Tensor], Tensor]
 
 
 class StaticProductRule:
-    """A linear or a 2-d convolution of `torch.ao.nn.quantized`, with a ReLU in it or not."""
+    """A linear or a 2-d convolution of `torch.ao.nn.quantized`, with or without a ReLU."""
 
     name = "static int8"
 
@@ -65,7 +65,7 @@ class StaticProductRule:
 
 
 class FastestEngine(Override):
-    """The forward of a quantized module, by the engine that was measured to be the fastest for so many rows or pixels."""
+    """The forward of a quantized module, by the engine that was measured to be fastest for its number of rows or pixels."""
 
     name = "forward"
 
@@ -87,7 +87,7 @@ class FastestEngine(Override):
 
     @property
     def elsewhere(self) -> dict[tuple[int, int], str]:
-        """{(first, last) row count: engine}, where it is not the one that the module was packed for."""
+        """Return {(first, last) row count: engine}, where it differs from the engine that the module was packed for."""
         chosen = {row_range(rows): name for (_, rows), name in sorted(self._chosen.items())}
         return {rows: name for rows, name in chosen.items() if name != NATIVE}
 
@@ -121,7 +121,7 @@ class FastestEngine(Override):
         return partial(type(repacked).forward, repacked)
 
     def _agrees(self, name: str, input: Tensor) -> bool:
-        """Whether the same integers come out, one step more or less."""
+        """Return whether the integers agree up to one step."""
         given, expected = (run(input).int_repr().int() for run in (self._by(name), self.__wrapped__))
         return bool((given - expected).abs().max() <= 1) if given.numel() else True
 
@@ -133,7 +133,7 @@ class FastestEngine(Override):
 
 
 def with_engines(plan: Plan, root: nn.Module) -> Plan:
-    """`plan` with the engines that were chosen so far."""
+    """Return `plan` with the engines chosen so far."""
     modules = dict(root.named_modules())
     items = []
     for item in plan.items:
@@ -146,13 +146,13 @@ def with_engines(plan: Plan, root: nn.Module) -> Plan:
 
 
 def _classes() -> tuple[type, ...]:
-    """Those whose modules have been imported: without that there is no such model."""
+    """Return the classes whose modules are imported: without the import there is no such model."""
     found = (getattr(sys.modules.get(file), name, None) for file, names in _CLASSES.items() for name in names)
     return tuple(cls for cls in found if cls is not None)
 
 
 def _available() -> dict[str, str]:
-    """{name for people: engine of torch}."""
+    """Return {displayed name: engine of torch}."""
     supported = torch.backends.quantized.supported_engines
     return {name: engine for engine, name in _ENGINES.items() if engine in supported}
 
@@ -169,7 +169,7 @@ def _engine(name: str) -> Iterator[None]:
 
 
 def _packed_anew(module: Any) -> Any:
-    """The same module, packed for the engine of the moment."""
+    """Return the same module, packed for the current engine."""
     weight, bias = module._weight_bias()
     repacked = copy.copy(module)
     repacked.__dict__ = {key: value for key, value in vars(module).items() if key != "forward"}

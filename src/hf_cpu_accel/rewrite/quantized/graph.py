@@ -1,8 +1,8 @@
-"""Graphs of the PT2E flow, whose products of widened numbers become linears and convolutions that the rules can take.
+"""Graphs of the PT2E flow, whose products of dequantized values become linears and convolutions that the rules can match.
 
-The graph stays what it is, with its state dict. Its forward runs another graph over the same parameters, in which each product is a
-module of the name that it had before it was exported, and pairs of ops that round activations and widen them again are gone: our
-products choose the step for each row themselves, which is finer.
+The graph stays unchanged, with its state dict. Its forward runs another graph over the same parameters, in which each product is
+a module with its name before the export, and without pairs of ops that round activations and dequantize them: products of this
+package choose the step for each row, which is finer.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ _PRODUCTS = (_ATEN.linear.default, _ATEN.conv2d.default)
 
 @dataclass(frozen=True)
 class Widening:
-    """What a graph computes of tensors of its module alone: calling it gives the value.
+    """A computation of tensors of the module alone; calling it returns the value.
 
     Attributes:
-        op: what the node calls.
-        args, kwargs: with what; in the place of other nodes stand tensors, and what computes them.
+        op: the function of the node.
+        args, kwargs: its arguments, with tensors or further computations in place of nodes.
     """
 
     op: Any
@@ -56,7 +56,7 @@ def _computed(argument: Any) -> Any:
 
 
 class LoweredForward(Override):
-    """Runs another graph in the place of a quantized one."""
+    """Runs another graph in place of a quantized one."""
 
     name = "forward"
 
@@ -69,14 +69,14 @@ class LoweredForward(Override):
 
 
 def lower_quantized_graphs(context: Context) -> Iterable[PlanItem]:
-    """Put the products of quantized graphs among the modules that rules are offered."""
+    """Add the products of quantized graphs to the modules for the rules."""
     for path, module in list(context.modules):
         if is_quantized_graph(module) and not context.skipped(path):
             yield from _lower(path, module, context)
 
 
 def with_lowered(module: nn.Module) -> nn.Module:
-    """What runs in the place of `module`."""
+    """Return the module that runs in place of `module`."""
     forward = vars(module).get("forward")
     return forward.lowered if isinstance(forward, LoweredForward) else module
 
@@ -108,7 +108,8 @@ def _lower(path: str, module: GraphModule, context: Context) -> Iterator[PlanIte
 def _offer(
     path: str, module: GraphModule, lowered: GraphModule, products: dict[str, nn.Module], context: Context
 ) -> None:
-    """Have the rules look at what is called now, and no longer at what the graph keeps parameters in under the names they had."""
+    """Offer the modules that are called now to the rules, instead of those that hold the parameters of the graph under their old
+    names."""
     containers = {id(child) for child in module.modules() if type(child) is nn.Module}
     context.modules[:] = [pair for pair in context.modules if id(pair[1]) not in containers]
     for name, child in lowered.named_modules():
@@ -126,7 +127,7 @@ def _joined(*names: str) -> str:
 
 
 def _products(module: GraphModule, graph: Graph) -> dict[str, nn.Module]:
-    """The modules of products, by their paths; the graph calls them."""
+    """Return the modules of products, by path; the graph calls them."""
     made: dict[str, nn.Module] = {}
     path_of_product: dict[tuple[Any, ...], str] = {}
     for node in list(graph.nodes):
@@ -175,7 +176,7 @@ def _module_of(node: Node, widen: Widening, bias: Tensor | None, geometry: list[
 
 
 def _path_of(node: Node, made: dict[str, nn.Module]) -> str:
-    """Of the module that the product belonged to; a name that is not taken."""
+    """Return the path of the module that the product belonged to; a name that is not used yet."""
     stack = list(node.meta.get("nn_module_stack", {}).values())
     path = stack[-1][0] if stack else node.name
     while path in made or not path:
@@ -194,12 +195,12 @@ def _drop_rounding(graph: Graph) -> None:
 
 
 def _is_idle(node: Node) -> bool:
-    """Whether a node has no effect besides its value, so that without readers it can be removed."""
+    """Return whether a node has no effect besides its value, so that it can be removed without readers."""
     return node.op == "get_attr" or node.target is getitem or is_rounding(node.target)
 
 
 def _unrounded(node: object) -> Node | None:
-    """What `node` is, rounded and widened again by the same step; None if it is not that."""
+    """Return the node before a pair that rounds and dequantizes by the same step, or None."""
     if not isinstance(node, Node) or not is_rounding(node.target, "dequantize_per_t"):
         return None
     rounded = node.args[0]
@@ -211,7 +212,7 @@ def _unrounded(node: object) -> Node | None:
 
 
 def _widening(node: object, module: GraphModule) -> Widening | None:
-    """How a weight is widened; None if it is not, or depends on what the graph is called with."""
+    """Return the computation that dequantizes a weight, or None if there is none or it depends on inputs of the graph."""
     if not isinstance(node, Node):
         return None
     found = _expression(node, module)

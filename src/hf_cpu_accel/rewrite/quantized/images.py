@@ -1,5 +1,5 @@
-"""Convolutions of a graph of PT2E that read one another, in one call: the graph says in which range it rounds each image, so that
-these pass in 8 bits, as with `dtype="int8-static"`."""
+"""Consecutive convolutions of a PT2E graph in one call: the graph has a range for each image, so that images pass as int8, as
+with `dtype="int8-static"`."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ _POOLING = (_ATEN.max_pool2d.default,)
 
 @dataclass(eq=False)
 class _Made:
-    """An image that a convolution or a pooling makes of others.
+    """The output of a convolution or a pooling.
 
     Attributes:
-        nodes: what it is made by: a convolution, a sum and an activation, or a pooling.
-        source: None for the image that all are made of.
+        nodes: its nodes: a convolution, a sum and an activation, or a pooling.
+        source: None for the input image.
         adds: whether another image may be added; depthwise convolutions add none.
     """
 
@@ -51,7 +51,7 @@ class _Made:
 
     @property
     def node(self) -> Node:
-        """The one that gives it."""
+        """Return the node that returns it."""
         return self.nodes[-1]
 
     @property
@@ -60,17 +60,17 @@ class _Made:
 
     @property
     def is_open(self) -> bool:
-        """Whether a sum or an activation may join it."""
+        """Return whether a sum or an activation may join it."""
         return (
             self.convolves and self.activation == "none" and self.range is None and len(self.node.users) == 1
         )
 
 
 class JoinedConvolutions(nn.Module):
-    """[N, C, H, W] -> [N, C', H', W'], channels last: what the nodes between the two compute.
+    """[N, C, H, W] -> [N, C', H', W'], channels last: the computation of the nodes between the two.
 
     Args:
-        steps: () -> what they compute, with the weights of the moment.
+        steps: returns the steps with current weights.
     """
 
     def __init__(self, steps: Callable[[], Steps]) -> None:
@@ -85,7 +85,7 @@ class JoinedConvolutions(nn.Module):
 
 
 def join_quantized_images(context: Context) -> Iterable[PlanItem]:
-    """Have the convolutions of quantized graphs call one another. To be called when they are packed."""
+    """Join consecutive convolutions of quantized graphs. Call it after they are packed."""
     for path, module in context.root.named_modules():
         lowered = with_lowered(module)
         if lowered is not module and isinstance(lowered, GraphModule):
@@ -111,7 +111,7 @@ def _join(path: str, lowered: GraphModule, context: Context) -> Iterable[PlanIte
 
 
 def _read(first: Node, lowered: GraphModule) -> dict[Node, _Made]:
-    """The images that are made of the input of `first`, by the nodes that give them."""
+    """Return the images computed from the input of `first`, by the nodes that return them."""
     input: Any = first.args[0]
     made: dict[Node, _Made] = {}
     for node in first.graph.nodes:
@@ -129,7 +129,7 @@ def _read(first: Node, lowered: GraphModule) -> dict[Node, _Made]:
 
 
 def _add(made: dict[Node, _Made], node: Node) -> None:
-    """Have a convolution add the other image, which is computed before it then."""
+    """Make a convolution add the other image, which is then computed before it."""
     first, second = (made[term] for term in node.args)  # type: ignore[index]
     if first is second or (node.target in _IN_PLACE and len(first.node.users) > 1):
         return
@@ -146,14 +146,14 @@ def _join_in(made: dict[Node, _Made], node: Node, image: _Made) -> _Made:
 
 
 def _last(made: dict[Node, _Made]) -> _Made | None:
-    """The image that is read by others than these, if it is the only one and made of all."""
+    """Return the image that other nodes read, if it is the only one and depends on all, or None."""
     inside = {node for image in made.values() for node in image.nodes}
     read = [image for image in made.values() if not inside.issuperset(image.node.users)]
     return read[0] if len(read) == 1 and len(_in_order(read[0])) == len(made) > 1 else None
 
 
 def _in_order(last: _Made) -> list[_Made]:
-    """All that it is made of, each behind what it is made of itself."""
+    """Return all images that it depends on, each after its own sources."""
     order: list[_Made] = []
 
     def add(image: _Made | None) -> None:
@@ -192,7 +192,7 @@ def _convolution(lowered: GraphModule, path: str) -> Callable[[int], Convolution
 
 
 def _pooling(node: Node) -> Callable[[int], PoolingStep] | None:
-    """None for one that the op does not have."""
+    """Return a function that creates the step, or None if the op does not support it."""
     given: list[Any] = list(node.args)
     defaults: list[Any] = [None, given[1], [0, 0], [1, 1], False]
     _, size, stride, padding, dilation, ceil_mode = [*given, *defaults[len(given) - 1 :]]
@@ -204,7 +204,7 @@ def _pooling(node: Node) -> Callable[[int], PoolingStep] | None:
 
 
 def _disagreement(order: Sequence[_Made], input: Any, lowered: GraphModule) -> str | None:
-    """Whether they compute what the nodes do, for an image of the size that the graph was exported for, without ranges."""
+    """Return the difference from the nodes for an image of the exported size, without ranges, or None."""
     shown = input.meta["val"]
     image = torch.randn(
         tuple(map(int, shown.shape)), generator=torch.Generator().manual_seed(0), dtype=shown.dtype

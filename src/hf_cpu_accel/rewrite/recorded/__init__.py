@@ -1,1 +1,2 @@
-"""Layers of no known form: what one call of them asks torch and our ops for, as a list of steps that is run from then on."""
+"""Layers of unknown form: record the calls of torch and of ops of this package in one call, as a list of steps that later calls
+run."""

@@ -1,7 +1,7 @@
-"""Which tensors of a call lie in the same memory, and which may: `contiguous` gives a copy, or not, as strides are.
+"""Find tensors of a call that share memory, and those that may: `contiguous` returns a copy or not, depending on strides.
 
-What steps compute may have other strides than what the forward does, so either may be the case in either of them. What is written
-to one tensor is then seen in the other or not: where both are used, steps cannot stand for the forward.
+Recorded steps may compute other strides than the forward, so either case can occur in either of them. A write to one tensor is
+then visible in the other or not. If both are used, the steps cannot replace the forward.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from hf_cpu_accel.rewrite.recorded.program import Ref, Step
 
 
 class Aliases:
-    """Numbers are those of the next step, when something is told."""
+    """Views and writes of a call; numbers are those of the next step at that time."""
 
     def __init__(self) -> None:
         self._links: list[tuple[int, Ref, Ref, bool]] = []
         self._writes: list[tuple[int, set[Ref]]] = []
 
     def view(self, number: int, source: Ref, result: Ref, *, may_copy: bool) -> None:
-        """`result` lies in the memory of `source`, or may."""
+        """Record that `result` shares the memory of `source`, or may."""
         if source != result:
             self._links.append((number, source, result, may_copy))
 
@@ -28,10 +28,10 @@ class Aliases:
         self._writes.append((number, set(refs)))
 
     def are_ambiguous(self, steps: Sequence[Step], kept: set[Ref]) -> bool:
-        """Whether something is read behind a write that may have been written to, or not.
+        """Return whether a tensor is read after a write that may have changed it, or not.
 
         Args:
-            kept: what is read behind the last step.
+            kept: the tensors that are read after the last step.
         """
         for number, refs in self._writes:
             surely, perhaps = (self._together(refs, number, may_copy=may_copy) for may_copy in (False, True))
@@ -41,11 +41,11 @@ class Aliases:
         return False
 
     def together_with(self, refs: Iterable[Ref]) -> set[Ref]:
-        """All that may lie in one memory with `refs` at some time."""
+        """Return all refs that may share memory with `refs` at some time."""
         return self._together(set(refs), sys.maxsize, may_copy=True)
 
     def _together(self, refs: set[Ref], number: int, *, may_copy: bool) -> set[Ref]:
-        """All that lie in one memory with `refs` before step `number`, or, if `may_copy`, may."""
+        """Return all refs that share memory with `refs` before step `number`, or, if `may_copy`, may."""
         links = [
             (one, other)
             for made, one, other, maybe in self._links

@@ -1,4 +1,4 @@
-"""What answers of torch's functions say to a recorder, and what its steps may have for arguments."""
+"""Outputs of torch functions that a recorder treats specially, and the arguments that its steps may have."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SQUEEZES = ("squeeze", "squeeze_")
 
 
 def holds_constants_only(value: Any) -> bool:
-    """Whether there are neither tensors nor sizes in it."""
+    """Return whether the value contains neither tensors nor sizes."""
     if isinstance(value, tuple | list):
         return all(map(holds_constants_only, value))
     if isinstance(value, dict):

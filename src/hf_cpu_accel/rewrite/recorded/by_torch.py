@@ -1,4 +1,4 @@
-"""Which products of a layer's steps torch computes."""
+"""Find the products of a layer's steps that torch computes."""
 
 from __future__ import annotations
 
@@ -23,14 +23,13 @@ _CHOICES = (torch.topk, Tensor.topk, torch.argmax, Tensor.argmax)
 
 
 def torch_products(steps: Sequence[Step], inputs: int) -> list[str]:
-    """The names of the products with weights, and of attention, that the steps have torch compute.
+    """Return the names of the products with weights, and of attention, that torch computes in the steps.
 
-    Not among them are those that it computes in layers of other forms, too: of routers, by which experts are chosen. What follows
-    from weights alone (tables of positions) is as small as these, and so are the weights of the points at which deformable
-    attention looks: the softmax of a few per query.
+    Products that torch computes in fused layers, too, do not count: those of routers, which choose experts. Results of weights
+    alone (tables of positions) are as small, and so is the softmax over the few points of a query in deformable attention.
 
     Args:
-        inputs: how many there are.
+        inputs: the number of inputs.
     """
     of_inputs = {Ref(number) for number in range(inputs)}
     for step in steps:
@@ -42,7 +41,8 @@ def torch_products(steps: Sequence[Step], inputs: int) -> list[str]:
 
 
 def routes(step: Step, steps: Sequence[Step]) -> bool:
-    """Whether it gives scores of experts: some are chosen by them, or were, and no product follows but in modules of ours."""
+    """Return whether a step computes scores of experts: they choose some, and no product follows except in modules of this
+    package."""
     of_scores = {step.result}
     chooses = step.function in SOFTMAX and _is_of_chosen(step, steps)
     for other in steps:
@@ -56,7 +56,7 @@ def routes(step: Step, steps: Sequence[Step]) -> bool:
 
 
 def _is_of_chosen(step: Step, steps: Sequence[Step]) -> bool:
-    """Whether a step is given the values that were chosen of some."""
+    """Return whether the input of a step was selected from other values."""
     made = {other.result: other for other in steps}
     source = made.get(step.args[0])
     while source is not None and (source.function is operator.getitem or source.function in CAST):
@@ -65,7 +65,7 @@ def _is_of_chosen(step: Step, steps: Sequence[Step]) -> bool:
 
 
 def _weighs_points(step: Step, steps: Sequence[Step]) -> bool:
-    """Whether it is a softmax that deformable attention of ours alone is given."""
+    """Return whether a step is a softmax that only deformable attention of this package reads."""
     if step.function not in SOFTMAX:
         return False
     weights, readers = {step.result}, []

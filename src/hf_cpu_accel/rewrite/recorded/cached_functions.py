@@ -1,4 +1,4 @@
-"""Functions of a model that `functools.lru_cache` remembers the results of, which a call that is noted would not see being made."""
+"""Functions of a model with a `functools.lru_cache`, whose computation a recorder would not see."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import nn
 
 
 def forget_results(layer: nn.Module) -> bool:
-    """Have the functions that the modules in `layer` may call compute anew; whether one had remembered anything."""
+    """Clear the caches of functions that the modules in `layer` may call, and return whether one had results."""
     classes = {cls for module in layer.modules() for cls in type(module).__mro__ if not _is_library(cls)}
     modules = {cls.__module__ for cls in classes} & sys.modules.keys()
     held = [value for cls in classes for value in list(vars(cls).values())]
@@ -30,7 +30,7 @@ def _is_library(cls: type) -> bool:
 
 
 def _cached_in(value: Any) -> Iterator[Any]:
-    """`value`, if it is such a function, or those that it calls: decorators of transformers hold one in a cell."""
+    """Yield `value` if it is a cached function, or those that it calls: decorators of transformers hold one in a cell."""
     function = getattr(value, "__func__", value)  # of static methods, and of those of a class
     cells = getattr(function, "__closure__", None) or ()
     for candidate in (function, *(_content(cell) for cell in cells)):

@@ -1,8 +1,8 @@
-"""Caches of keys, values and states that recorded layers are called with, and what they share of them: which are known, and copies.
+"""Caches of keys, values and states that recorded layers get, and mappings that layers share: known kinds, and copies.
 
-A layer reads and writes its own part of a cache only, the layer of the cache that has its index. Keys and values are written behind
-those that are held, or to new tensors: what a copy is given changes nothing that the original holds. So it is with recurrent states
-as `stand_in` updates them. The last inputs of convolutions are written over, and copied.
+A layer reads and writes only its own part of a cache, the cache layer with its index. Keys and values are written after the
+stored ones, or to new tensors: updates of a copy do not change the original. The same holds for recurrent states as `stand_in`
+updates them. The last inputs of convolutions are overwritten, and therefore copied.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ _STATES = (
 
 
 def is_cache(value: Any) -> bool:
-    """Whether it is one of any kind, or what layers share."""
+    """Return whether the value is a cache of any kind, or a mapping that layers share."""
     return is_shared(value) or (hasattr(value, "get_seq_length") and hasattr(value, "update"))
 
 
 def form_of(cache: Any, index: int | None) -> tuple[tuple[Any, ...], list[int]]:
-    """What steps of layer `index` are for, and how many tokens are in the parts of the cache.
+    """Return the form of a cache for steps of layer `index`, and the number of tokens in its parts.
 
     Raises:
-        TypeError: it is of no kind that is known.
+        TypeError: its kind is unknown.
     """
     if is_shared(cache):
         return form_of_shared(cache)
@@ -51,10 +51,10 @@ def form_of(cache: Any, index: int | None) -> tuple[tuple[Any, ...], list[int]]:
 
 
 def copy_cache(cache: Any, index: int | None, *, tensors: bool = False) -> Any:
-    """A cache that layer `index` can be called with in the place of `cache`.
+    """Return a cache for a call of layer `index` in place of `cache`.
 
     Args:
-        tensors: whether it may write to what layers share.
+        tensors: whether the call may write to shared tensors.
     """
     made = copy.copy(cache)
     if is_shared(cache):
@@ -85,7 +85,7 @@ def _clone(value: Any) -> Any:
 
 
 def cache_contents(cache: Any, index: int | None) -> list[Any]:
-    """Copies of the keys, values and states in layer `index`."""
+    """Return copies of the keys, values and states in layer `index`."""
     if is_shared(cache):
         return shared_contents(cache)
     assert index is not None
@@ -117,13 +117,13 @@ def _kind_and_length(cache: Any, index: int) -> tuple[tuple[Any, ...], int]:
 
 
 def _is_of_two(cache: Any) -> bool:
-    """Whether it is that of an encoder and a decoder."""
+    """Return whether the cache has parts for an encoder and a decoder."""
     return type(cache) is _kinds()[1]
 
 
 @once
 def _kinds() -> tuple[frozenset[type], type, frozenset[type]]:
-    """Of caches, of those of an encoder and a decoder, and of layers."""
+    """Return the known classes of caches, the class with two parts, and the classes of layers."""
     from transformers import DynamicCache, EncoderDecoderCache
     from transformers import cache_utils as stock
 

@@ -1,4 +1,4 @@
-"""How a layer is called: the form of its arguments, and the tensors and ints in them."""
+"""The call of a layer: the form of its arguments, and the tensors and ints in them."""
 
 from __future__ import annotations
 
@@ -23,11 +23,12 @@ class Call:
     """One call.
 
     Attributes:
-        form: all that a program is for: which arguments there are, the dtypes and dimensions of tensors, which of them are one.
+        form: the key of a program: the structure of the arguments, the dtypes and dimensions of tensors, and which of them
+            are equal.
         inputs: the tensors, ints and caches, each once.
-        sizes: all their sizes, and how many tokens are in a cache.
+        sizes: all their sizes, and the numbers of tokens in caches.
         index: of the layer's part of a cache, or None.
-        given: the arguments, with refs in the place of these.
+        given: the arguments, with refs in place of the inputs.
     """
 
     form: tuple[Any, ...]
@@ -38,7 +39,7 @@ class Call:
 
     @classmethod
     def of(cls, args: tuple[Any, ...], kwargs: dict[str, Any], index: int | None = None) -> Call | Refusal:
-        """A refusal if there is something else among the arguments, or no tensor."""
+        """Return the call, or a refusal if it has other arguments, or no tensor."""
         reading = _Reading(index)
         try:
             given = reading.read(args), {name: reading.read(value) for name, value in kwargs.items()}
@@ -55,19 +56,19 @@ class Call:
 
     @property
     def snapshots(self) -> list[Snapshot]:
-        """What the layer's part of each cache is before the call."""
+        """Return the layer's part of each cache before the call."""
         return [snapshot(value, self.index) for value in self.inputs if is_cache(value)]
 
     @property
     def caches(self) -> tuple[tuple[Any, int | None], ...]:
-        """The caches that it may write to, with the index of its part."""
+        """Return the caches that the call may write to, with the index of the layer's part."""
         return tuple((value, self.index) for value in self.inputs if is_cache(value))
 
     def inputs_beside(self, *, tensors: bool = False) -> list[Any]:
-        """The inputs, with copies of the caches in them for a call that leaves these as they are.
+        """Return the inputs, with copies of caches, for a call that leaves the caches unchanged.
 
         Args:
-            tensors: whether to copy these, too, and what layers share.
+            tensors: whether to copy tensors, too, and shared ones.
         """
 
         def beside(value: Any) -> Any:
@@ -78,15 +79,15 @@ class Call:
         return [beside(value) for value in self.inputs]
 
     def snapshot_outputs(self, output: Any, inputs: list[Any]) -> tuple[Any, list[Any]]:
-        """What a call with `inputs` gave, to be compared: the output, in which caches that were given are told by their number, and
-        copies of what is in the layer's part of each."""
+        """Return the results of a call with `inputs` for a comparison: the output, with numbers in place of caches, and copies
+        of the layer's part of each cache."""
         caches = {id(value): Ref(number) for number, value in enumerate(inputs) if is_cache(value)}
         return _with_numbers(output, caches), [
             cache_contents(inputs[ref.number], self.index) for ref in caches.values()
         ]
 
     def arguments(self, inputs: list[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The same with other inputs."""
+        """Return the arguments with other inputs."""
         args, kwargs = (replace_refs(part, lambda ref: inputs[ref.number]) for part in self.given)
         return args, kwargs
 
@@ -108,9 +109,10 @@ class _Reading:
         self._seen: dict[int, Ref] = {}
 
     def read(self, value: Any) -> Any:
-        """
+        """Return the value with refs in place of inputs.
+
         Raises:
-            TypeError: it is no argument that a program can have.
+            TypeError: a program cannot have such an argument.
         """
         if isinstance(value, Tensor):
             return self._tensor(value)

@@ -1,4 +1,4 @@
-"""Steps that follow from weights and numbers alone (biases of windows, tables of positions) are taken once, not in each call."""
+"""Steps that depend on weights and numbers alone (window biases, tables of positions) run once, not in each call."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MOST_VALUES, _MOST_BYTES = 1 << 16, 4 << 20
 
 
 class _Weights:
-    """Weights as they were: a version does not count every write, so their values are compared."""
+    """A snapshot of weights: version counters miss some writes, so their values are compared."""
 
     def __init__(self, tensors: list[Tensor]) -> None:
         self._tensors = tensors
@@ -32,12 +32,12 @@ class _Weights:
         self._values = [KeptValues(some) for some in by_dtype.values()]
 
     def are(self, tensors: list[Tensor]) -> bool:
-        """Whether these are they, and hold what they held."""
+        """Return whether these tensors are the same, with the same values."""
         return all(map(is_, tensors, self._tensors)) and all(values.are_held() for values in self._values)
 
 
 class Folded:
-    """A function without arguments: what `steps` give for `results`.
+    """A function without arguments that returns `results` of `steps`.
 
     Args:
         steps: from weights to results, in their order.
@@ -51,9 +51,10 @@ class Folded:
         self._kept = self._computed([held() for held in self._held])
 
     def __call__(self) -> tuple[Any, ...]:
-        """
+        """Return the results, computed again if a weight has changed.
+
         Raises:
-            Mismatch: a weight is another kind of tensor, or its values decide otherwise, than the steps are for.
+            Mismatch: a weight is another kind of tensor, or its values take another branch than the steps.
         """
         tensors = [held() for held in self._held]
         weights, results = self._kept
@@ -72,10 +73,10 @@ class Folded:
 
 
 def with_folded(steps: Steps, aliases: Aliases) -> Steps:
-    """`steps` with one `Folded` in the place of those that follow from weights and numbers alone, if anything is computed by these.
+    """Return `steps` with one `Folded` in place of those that depend on weights and numbers alone, if they compute anything.
 
     Args:
-        aliases: of the call that was noted: what is written to later, or handed out, is made anew in each call.
+        aliases: of the recorded call: tensors that are written later, or returned, are computed in each call.
     """
     constant = _Constant(steps, aliases)
     results = tuple(dict.fromkeys(constant.read_outside()))
@@ -93,7 +94,7 @@ def with_folded(steps: Steps, aliases: Aliases) -> Steps:
 
 
 class _Constant:
-    """Which steps follow from weights and numbers alone."""
+    """The steps that depend on weights and numbers alone."""
 
     def __init__(self, steps: Steps, aliases: Aliases) -> None:
         self._steps = steps
@@ -109,17 +110,17 @@ class _Constant:
             changing |= aliases.together_with(exposed)
 
     def is_inside(self, step: Step) -> bool:
-        """Whether no step outside needs it: it follows from weights alone, and is none."""
+        """Return whether no step outside needs the result: it depends on weights alone, and is no weight."""
         return step.result in self.results - self._plain
 
     def read_outside(self) -> Iterator[Ref]:
-        """Results that other steps read."""
+        """Yield the results that other steps read."""
         for step in self._steps.steps:
             if step.result not in self.results:
                 yield from (ref for ref in step.reads if ref in self.results - self._plain)
 
     def needed_for(self, results: Sequence[Ref]) -> list[Step]:
-        """Those of the steps that give `results`, and all that write to something or expect something of it."""
+        """Return the steps that compute `results`, with all steps that write to them or check them."""
         needed: set[Ref] = set()
         waiting = [
             *results,
@@ -144,7 +145,7 @@ class _Constant:
                 self._plain.add(step.result)
 
     def _exposed(self) -> set[Ref]:
-        """What is handed out, and what the other steps may write to."""
+        """Return the results that are returned, or that other steps may write to."""
         writing = (s for s in self._steps.steps if s.effect and s.leaf is None and s.function is not expect)
         written = (step.reads for step in writing if step.result not in self.results)
         return {*refs_in(self._steps.output), *chain.from_iterable(written)}

@@ -1,4 +1,4 @@
-"""Steps in the few forms that are looked for: no sizes of scores, no `einsum`, and no writes to temporaries."""
+"""Normalize steps to the few forms that matchers support: no sizes of scores, no `einsum`, and no writes to temporaries."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ VIEWS = VIEW | {
 
 
 def with_sizes_of_operands(steps: list[Step]) -> list[Step]:
-    """`steps` that read the sizes of what scores are made of, and not those of the scores."""
+    """Return `steps` that read the sizes of the operands of scores instead of those of the scores."""
     made = {step.result: step for step in steps}
     same: dict[Ref, Ref] = {}
     found: list[Step] = []
@@ -59,7 +59,7 @@ def with_sizes_of_operands(steps: list[Step]) -> list[Step]:
 
 
 def _operand(owner: Ref, dim: int, made: dict[Ref, Step]) -> tuple[Ref | Step, int]:
-    """Whose size it is, counted from the last dimension, or the view that was given it as a size."""
+    """Return the tensor with this size, counted from the last dimension, or the view that got it as a size."""
     step = made.get(owner)
     while step is not None and not step.effect and step.args:
         if step.function in VIEW:
@@ -74,7 +74,7 @@ def _operand(owner: Ref, dim: int, made: dict[Ref, Step]) -> tuple[Ref | Step, i
 
 
 def _of_same_size(step: Step, dim: int, made: dict[Ref, Step]) -> Ref | None:
-    """Which argument of a step on scores has the size of its result."""
+    """Return the argument of a step on scores that has the size of its result, or None."""
     first, *rest = step.args
     source: Any = None
     if step.function in PRODUCT and len(rest) == 1:
@@ -87,7 +87,7 @@ def _of_same_size(step: Step, dim: int, made: dict[Ref, Step]) -> Ref | None:
 
 
 def scores_in(step: Step, made: dict[Ref, Step]) -> Ref | None:
-    """Which argument of a step is the scores, if they may be there."""
+    """Return the argument of a step that may be the scores, or None."""
     if (joined := with_sink(step)) is not None:
         return joined[0]
     if step.function not in SCORES or not step.args:
@@ -102,7 +102,7 @@ def scores_in(step: Step, made: dict[Ref, Step]) -> Ref | None:
 
 
 def without_expansions(steps: list[Step]) -> list[Step]:
-    """`steps` in which masks that are filled in are not made as large as what they are filled into."""
+    """Return `steps` in which masks are not expanded to the size of the tensor that they fill."""
     readers = _readers(steps)
     same = {
         step.result: step.args[0]
@@ -117,7 +117,7 @@ def without_expansions(steps: list[Step]) -> list[Step]:
 
 
 def without_maxima(steps: list[Step]) -> list[Step]:
-    """`steps` in which softmax is not given what is less by the maximum of each row, which changes nothing."""
+    """Return `steps` without the subtraction of the row maximum before a softmax, which has no effect."""
     made = {step.result: step for step in steps}
     readers = _readers(steps)
     same = {
@@ -132,12 +132,12 @@ def without_maxima(steps: list[Step]) -> list[Step]:
 
 
 def _is_of_rows(step: Step) -> bool:
-    """Whether it is a softmax over the last dimension."""
+    """Return whether the step is a softmax over the last dimension."""
     return step.function in SOFTMAX and step.kwargs.get("dim", (*step.args, None)[1]) == -1
 
 
 def _is_maximum(step: Step | None, of: Ref, made: dict[Ref, Step]) -> bool:
-    """Whether it gives the maxima of rows."""
+    """Return whether the step computes the maxima of rows."""
     if step is None or step.function is not operator.getitem or step.args[1:] != (0,):
         return False
     maximum = made.get(step.args[0])
@@ -156,7 +156,7 @@ def _readers(steps: list[Step]) -> dict[Ref, list[Step]]:
 
 
 def _renamed(steps: list[Step], same: dict[Ref, Ref]) -> list[Step]:
-    """`steps` without those of which `same` has the results, which are read where it says."""
+    """Return `steps` without those whose results are keys of `same`; readers use the refs in it."""
 
     def find(ref: Ref) -> Ref:
         return same.get(ref, ref)
@@ -166,7 +166,7 @@ def _renamed(steps: list[Step], same: dict[Ref, Ref]) -> list[Step]:
 
 
 def with_sink(step: Step) -> tuple[Ref, Ref] | None:
-    """(scores, one more for each query), if that is what a step joins."""
+    """Return (scores, one more score for each query) if the step concatenates them, or None."""
     if (
         step.function not in JOIN
         or len(step.args) not in (1, 2)
@@ -181,7 +181,7 @@ def with_sink(step: Step) -> tuple[Ref, Ref] | None:
 
 
 def is_without_sink(step: Step) -> bool:
-    """Whether it drops the last key of weights."""
+    """Return whether the step drops the last key of weights."""
     last = (Ellipsis, slice(None, -1, None))
     return step.function == Tensor.__getitem__ and step.args[1:] == (last,)
 
@@ -199,7 +199,7 @@ def _shape_of_view(step: Step) -> Any:
 
 
 def without_einsum(steps: list[Step]) -> list[Step]:
-    """`steps` with products of matrices in the place of each `einsum` that is one."""
+    """Return `steps` with matrix products in place of each `einsum` that is one."""
     numbers = count(1 + max((step.result.number for step in steps), default=0))
     return [made for step in steps for made in _without_einsum(step, numbers)]
 
@@ -226,7 +226,7 @@ def _without_einsum(step: Step, numbers: Iterator[int]) -> Iterator[Step]:
 
 
 def _orders(step: Step) -> tuple[list[int], list[int], list[int]] | None:
-    """The orders of dimensions of both operands and of the product that make an `einsum` a product of matrices."""
+    """Return the orders of dimensions of both operands and of the product that make an `einsum` a matrix product, or None."""
     equation = step.args[0]
     operands = step.args[1] if len(step.args) == 2 else step.args[1:]
     if not isinstance(equation, str) or len(operands) != 2 or "->" not in equation:
@@ -256,16 +256,16 @@ def _orders(step: Step) -> tuple[list[int], list[int], list[int]] | None:
 
 
 def permute_last(tensor: Tensor, *order: int) -> Tensor:
-    """`tensor` with its last dimensions in another order."""
+    """Return `tensor` with its last dimensions in another order."""
     before = tensor.dim() - len(order)
     return tensor.permute(*range(before), *(before + dim for dim in order))
 
 
 def without_needless_writes(steps: list[Step], reads: Counter[Ref]) -> list[Step]:
-    """`steps` with new tensors in the place of those that are written to, where none but the writing step reads them.
+    """Return `steps` with new tensors in place of written ones that only the writing step reads.
 
     Args:
-        reads: how often each ref is read, by steps and as what is returned.
+        reads: how often each ref is read, by steps and as an output.
     """
     made = {step.result: step for step in steps}
     sizes = Counter(step.args[0] for step in steps if step.function is size_of)
@@ -290,7 +290,7 @@ def _without_write(step: Step, made: dict[Ref, Step], reads: Counter[Ref]) -> St
 
 
 def _is_alone(ref: Ref, made: dict[Ref, Step], reads: Counter[Ref]) -> bool:
-    """Whether it is a temporary: in memory that was made for it, with no other reader."""
+    """Return whether the ref is a temporary: in its own memory, without other readers."""
     step = made.get(ref)
     while step is not None and not step.effect and reads[step.result] == 1:
         if step.function in _NEW or getattr(type(step.leaf), "forward", None) is PackedLinear.forward:

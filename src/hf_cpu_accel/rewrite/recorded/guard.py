@@ -1,4 +1,5 @@
-"""What a forward reads besides its arguments and weights: attributes of modules, configs and classes, and globals."""
+"""Track the values that a forward reads besides its arguments and weights: attributes of modules, configs and classes, and
+globals."""
 
 from __future__ import annotations
 
@@ -22,11 +23,11 @@ _DEEPEST = 2  # a config in a config
 
 @dataclass
 class Read:
-    """What the code that ran names.
+    """The names in the code that ran.
 
     Attributes:
-        names: among which are those of all attributes that it reads.
-        globals: the global names of each module of Python, and these.
+        names: includes the names of all attributes that it reads.
+        globals: the global names of each Python module, and their values.
     """
 
     names: set[str] = field(default_factory=set)
@@ -35,7 +36,7 @@ class Read:
 
 @contextmanager
 def names_read() -> Iterator[Read]:
-    """Gives what the code names that this thread runs inside. No profiler may be active in it."""
+    """Yield the names in the code that this thread runs inside. No profiler may be active."""
     codes: dict[CodeType, dict[str, Any]] = {}
     read = Read()
 
@@ -59,15 +60,15 @@ def names_read() -> Iterator[Read]:
 
 
 class Guard:
-    """Tells whether what the steps of a layer depend on is what it was when this was made.
+    """Check that the values that the steps of a layer depend on are unchanged.
 
-    Steps are taken with the numbers that they were recorded with. A forward, or a user, may change these between two calls
-    (`layer.scale`, `config.layer_norm_eps`, a parameter that was None). What modules there are, and forwards and hooks on them, is
-    looked at by the layer itself (`FusedModuleMixin.is_watched`); the attributes of our own modules are theirs to look after.
+    Steps use the numbers that they were recorded with. A forward, or a user, may change these between two calls (`layer.scale`,
+    `config.layer_norm_eps`, a parameter that was None). The layer itself checks for other modules, forwards and hooks
+    (`FusedModuleMixin.is_watched`). Modules of this package check their own attributes.
 
     Args:
         layer: a fused one.
-        read: what its code names.
+        read: the names in its code.
     """
 
     def __init__(self, layer: nn.Module, read: Read) -> None:
@@ -126,7 +127,7 @@ class Guard:
             self._take_class(type(module))
 
     def _take(self, read: dict[str, Any], state: Any, depth: int) -> None:
-        """Note the values in `read`, which is a part of `state`, and those of the objects in it that are no modules: configs."""
+        """Record the values in `read`, a part of `state`, and those of objects in it that are no modules: configs."""
         plain = [name for name, value in read.items() if is_plain_value(value)]
         if plain:
             self._states.append((state, *value_reader(state, plain)))
@@ -148,7 +149,7 @@ class Guard:
         self._take_class(type(value))
 
     def _take_class(self, kind: type) -> None:
-        """Plain values alone: what a class can do is not looked at."""
+        """Record the plain values of a class; its methods are not tracked."""
         for cls in kind.__mro__:
             if id(cls) in self._seen or cls.__module__.startswith(("torch.", "hf_cpu_accel.", "builtins")):
                 continue
@@ -159,7 +160,7 @@ class Guard:
 
 
 def _not_ours(layer: nn.Module) -> Iterator[nn.Module]:
-    """The layer, and the modules in it whose forward is recorded."""
+    """Yield the layer, and the modules in it whose forward is recorded."""
     yield layer
     for child in layer.children():
         if not is_package_module(child):
@@ -167,6 +168,6 @@ def _not_ours(layer: nn.Module) -> Iterator[nn.Module]:
 
 
 def _renamed(config: Any) -> Iterable[tuple[str, str]]:
-    """(name, that under which it is kept) in configs of transformers."""
+    """Yield (name, stored name) of renamed attributes in configs of transformers."""
     names = getattr(config, "attribute_map", None)
     return names.items() if isinstance(names, dict) else ()

@@ -1,4 +1,4 @@
-"""The parameters and buffers of a recorded layer, and where tensors lie."""
+"""The parameters and buffers of a recorded layer, and the addresses of tensors."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _PACKAGE = "hf_cpu_accel."
 
 
 class ParameterReader:
-    """Reads a parameter or buffer by its name: casts and users exchange them.
+    """Read a parameter or buffer by name, since casts and users may replace it.
 
     Args:
-        module: what holds it.
+        module: the module that holds it.
     """
 
     __name__ = "held"
@@ -34,10 +34,11 @@ class ParameterReader:
         return shape
 
     def __call__(self) -> Tensor:
-        """
+        """Return the tensor.
+
         Raises:
-            Mismatch: it is another kind of tensor than the steps are for.
-            KeyError: it is there no more.
+            Mismatch: it is another kind of tensor than the steps expect.
+            KeyError: it was removed.
         """
         tensor: Any = self.tensors[self.name]
         if tensor is not self._tensor:
@@ -54,14 +55,14 @@ def is_package_module(module: nn.Module) -> bool:
 
 
 def tensors_of(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """(name, tensor) of those that it holds itself."""
+    """Yield (name, tensor) for the parameters and buffers of the module itself."""
     for name, tensor in (*module._parameters.items(), *module._buffers.items()):
         if tensor is not None:
             yield name, tensor
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
-    """All of them, in lists, tuples and dictionaries."""
+    """Yield all tensors in lists, tuples and dictionaries."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, tuple | list):
@@ -72,5 +73,5 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
 
 
 def address(tensor: Tensor) -> int:
-    """Of its memory; 0 if it has none of its own."""
+    """Return the address of the memory of a tensor; 0 if it has none of its own."""
     return tensor.untyped_storage().data_ptr() if type(tensor) in (Tensor, nn.Parameter) else 0

@@ -1,4 +1,4 @@
-"""What a call leaves behind in the attributes of modules, in lists and dictionaries, and in objects that keep a state."""
+"""Detect changes that a call leaves in the attributes of modules, in lists and dictionaries, and in stateful objects."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _MISSING = object()
 
 
 class StateSnapshot:
-    """What the modules of a shadow hold, to tell whether a call of it changed that, and to take it back.
+    """A snapshot of the attributes of a shadow's modules, to detect changes of a call and to undo them.
 
-    The attributes of shadows are their own, but lists, dictionaries and objects in them are those of the model.
+    Shadows have their own attributes, but lists, dictionaries and objects in them belong to the model.
 
     Args:
-        modules: those that are not ours.
+        modules: those that are not of this package.
     """
 
     def __init__(self, modules: list[nn.Module]) -> None:
@@ -40,7 +40,7 @@ class StateSnapshot:
                     self._note(name, value, _DEEPEST)
 
     def restore(self) -> str | None:
-        """The name of an attribute that was changed, or in which something was; all is what it was again."""
+        """Restore all contents, and return the name of an attribute that had changed, or None."""
         changed = None
         for name, container, content in self._contents:
             differing = [key for key in _differing(_content(container), content) if key not in OWN]

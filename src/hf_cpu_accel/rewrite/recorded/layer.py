@@ -1,4 +1,4 @@
-"""The forward of layers of no known form: one program for each form of call, recorded in the first one."""
+"""The forward of layers of unknown form: one program for each form of call, recorded in the first one."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ _MOST_LEFT = 16
 
 @dataclass
 class _Recorded:
-    """A program, and what it is known to be right for.
+    """A program, and the sizes for which it is valid.
 
     Attributes:
-        compared: the sizes that it was compared at.
+        compared: the sizes at which it was compared.
         sizes: these, and more that differ from the first only where others did.
-        varied: which of the numbers in `sizes` were another in a call that it was compared in; see `changed`.
-        unfit: those where a branch was taken otherwise, or what it gave was wrong.
+        varied: the numbers in `sizes` that differed in a compared call; see `changed`.
+        unfit: sizes at which another branch was taken, or the output was wrong.
     """
 
     program: Program
@@ -59,7 +59,8 @@ class _Recorded:
         return known
 
     def fails(self, sizes: tuple[int, ...]) -> None:
-        """Not to be tried at these sizes again; after more of them than it is right for, at none that is new: each token is one."""
+        """Record that the program failed at these sizes. After more failures than valid sizes it is not tried at new ones: each
+        token is a new one."""
         self.sizes.discard(sizes)
         self.compared.discard(sizes)
         self.unfit.add(sizes)
@@ -70,18 +71,18 @@ class _Recorded:
         self.varied |= self.changed(sizes)
 
     def is_wrong(self) -> None:
-        """It serves nothing but what it was compared at."""
+        """Limit the program to the sizes at which it was compared."""
         self.sizes, self.is_pinned = set(), True
 
     def changed(self, sizes: tuple[int, ...]) -> frozenset[tuple[int, int]]:
-        """Which sizes are others than in the first call, and whether they are 0, 1 or more: one row is repeated to fit others."""
+        """Return the sizes that differ from the first call, each with 0, 1 or 2 for more: a size of 1 broadcasts."""
         pairs = enumerate(zip(sizes, self.first, strict=True))
         return frozenset((n, min(size, 2)) for n, (size, first) in pairs if size != first)
 
 
 class FusedRecordedLayer(FusedModuleMixin):
-    """Mixed into the layer's own class, whose forward it runs where hooks look inside, while a graph is traced, and for forms of
-    calls that cannot be recorded."""
+    """Mixed into the layer's own class, whose forward runs where hooks read values inside, while a graph is traced, and for
+    forms of calls that cannot be recorded."""
 
     _told_by_attributes: ClassVar[bool] = False  # which a program is recorded anew for
 
@@ -91,7 +92,7 @@ class FusedRecordedLayer(FusedModuleMixin):
     _left: int = 0  # calls of forms that cannot be recorded, while none is
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """As the original."""
+        """Return what the original forward returns."""
         call = self._call(args, kwargs)
         if call is None:
             return self._original_class.forward(self, *args, **kwargs)
@@ -138,7 +139,7 @@ class FusedRecordedLayer(FusedModuleMixin):
         return call
 
     def _program(self, form: Any) -> _Recorded | None:
-        """The program for a form; none if attributes have changed since, from where on it is recorded anew."""
+        """Return the program for a form, or None if attributes have changed since; it is then recorded again."""
         recorded = self._programs.get(form)
         if recorded is None or recorded.guard.holds():
             return recorded
@@ -150,7 +151,7 @@ class FusedRecordedLayer(FusedModuleMixin):
         return None
 
     def _first(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What the forward gives; a program of it is kept if it gives the same."""
+        """Return the output of the forward; a program of it is kept if it agrees."""
         if in_transform():
             return self._original_class.forward(self, *args, **kwargs)
         is_new = call.form not in self._programs and len(self._programs) < _MOST_FORMS
@@ -172,12 +173,12 @@ class FusedRecordedLayer(FusedModuleMixin):
         return expected
 
     def _refused(self, refusal: Refusal) -> None:
-        """What `explain` says until another form is recorded."""
+        """Store the reason that `explain` prints until another form is recorded."""
         if not any(self._programs.values()):
             vars(self)[LEFT] = refusal.reason
 
     def _compare(self, recorded: _Recorded, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The first call at a size that is other than all that are known."""
+        """Run the first call at a new size, and compare."""
         if recorded.is_pinned or call.sizes in recorded.unfit:
             return self._original_class.forward(self, *args, **kwargs)
         inputs = call.inputs_beside()

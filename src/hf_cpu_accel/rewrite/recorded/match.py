@@ -1,4 +1,4 @@
-"""Finds the layers that no matcher knew and that may be recorded."""
+"""Find the layers that no matcher matched and that may be recorded."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _COMPILED = ("now", "background")  # which does more with such blocks
 
 
 def record_layers(context: Context) -> list[PlanItem]:
-    """Have every transformer layer recorded that is not fused."""
+    """Record every transformer layer that is not fused."""
     if context.config.compile in _COMPILED:
         return []
 
@@ -43,7 +43,7 @@ def record_layers(context: Context) -> list[PlanItem]:
 
 
 def _is_called_layer(root: nn.Module, path: str) -> bool:
-    """Whether that is a transformer layer, or a member of one that is a mere list, which is never called."""
+    """Return whether the module is a transformer layer, or a member of one that is only a list, which is never called."""
     if is_layer(root, path):
         return not isinstance(root.get_submodule(path), nn.ModuleList)
     above = path.rpartition(".")[0]
@@ -51,14 +51,14 @@ def _is_called_layer(root: nn.Module, path: str) -> bool:
 
 
 def _is_fused_in_part(path: str, context: Context) -> bool:
-    """Whether a layer was fused in there, or around it."""
+    """Return whether a layer was fused inside or around the module."""
     fused = (item for item in context.items if item.structure in LAYERS and item.reason is None)
     names = [item.name for item in fused if item.structure.endswith("layer") and item.structure != RECORDED]
     return any(name.startswith(f"{path}.") or path.startswith(f"{name}.") for name in names)
 
 
 def _index_of(layer: nn.Module) -> int | None:
-    """That of its part of a cache of keys and values, if it says so."""
+    """Return the index of the layer's part of a cache, or None."""
     found = {vars(part).get(name) for part in layer.modules() for name in _INDICES} - {None}
     index = found.pop() if len(found) == 1 else None
     return index if isinstance(index, int) else None

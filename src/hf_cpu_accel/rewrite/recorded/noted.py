@@ -1,4 +1,4 @@
-"""What has been noted of a call: its steps, and by which of them the tensors, sizes and caches are known that it handles."""
+"""The record of a call: its steps, and the refs of its tensors, sizes and caches."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ FOREIGN = Refusal("it uses a tensor that is not an argument, parameter or buffer
 
 
 class CallRecord:
-    """
+    """The steps of a call, and the refs of its values.
+
     Args:
         shadow: of the layer that is called.
-        fixed: the sizes that have to be the same again, as plain ints; what is done with the others is noted. None: all of them.
+        fixed: the sizes that must stay equal, as plain ints; ops on others are recorded. None: all of them.
     """
 
     def __init__(self, shadow: Shadow, *, fixed: Collection[Ref] | None = ()) -> None:
@@ -42,15 +43,15 @@ class CallRecord:
                 self._held[id(tensor)] = None if id(tensor) in self._held else (module, name)
 
     def forget(self) -> None:
-        """Hold nothing of the call any more: a size may have been kept, which knows its recorder."""
+        """Release the values of the call: code may have kept a size, which refers to its recorder."""
         self._refs, self._alive, self._held, self._of_sizes = {}, [], {}, {}
         self.inputs = []
 
     def refs(self, value: Any) -> Any:
-        """`value`, which was made inside, with refs.
+        """Return `value`, which was created in the call, with refs in place of tensors.
 
         Raises:
-            Refused: it holds a tensor from elsewhere, or what may hold some unseen.
+            Refused: it holds a tensor from elsewhere, or an object that may hold one.
         """
         if issubclass(type(value), StandIn):
             return self._refs[id(value)]
@@ -73,12 +74,12 @@ class CallRecord:
         )
 
     def number(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-        """What a cache is asked for that is no tensor."""
+        """Return a number that a cache returns, as a size."""
         with ours():
             return self._numbers(self._step(function, self.refs(args), {}), function(*plain(args)))
 
     def stand_in(self, made: Any, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-        """`made`, which stands for what `function` gives."""
+        """Return `made`, the stand-in for the result of `function`."""
         with ours():
             self._refs[id(made)] = self._step(function, self.refs(args), {})
             self._alive.append(made)
@@ -97,7 +98,8 @@ class CallRecord:
             )
 
     def hashed(self, size: Any) -> None:
-        """
+        """Stop the recording because a size is used as a key.
+
         Raises:
             OwnError: of `Hashed`.
         """
@@ -105,7 +107,7 @@ class CallRecord:
             raise OwnError(Hashed(self._refs[id(size)]))
 
     def _numbers(self, ref: Ref, value: Any) -> Any:
-        """What was read of a tensor: ints are sizes, and anything else has to be the same again."""
+        """Return the values that were read from a tensor: ints as sizes; others must stay equal."""
         if type(value) is list:
             self._expect_length(ref, value)
             return [self._numbers(self._step(operator.getitem, (ref, n), {}), v) for n, v in enumerate(value)]
@@ -122,7 +124,7 @@ class CallRecord:
         self._expect(self._step(len, (ref,), {}), len(values))
 
     def _keep(self, output: Any, result: Ref) -> None:
-        """Know `output` and the tensors in it by their ids."""
+        """Record the refs of `output` and of the tensors in it, by id."""
         if isinstance(output, Tensor):
             self._refs[id(output)] = result
             self._alive.append(output)
@@ -143,7 +145,7 @@ class CallRecord:
         return Ref(self._count - 1)
 
     def _of_size(self, function: Any, args: Any) -> Ref:
-        """What is computed of sizes alone: once."""
+        """Return the ref of a value that is computed from sizes alone, computed once."""
         args = args if function is size_of else self.refs(args)
         known = self._of_sizes.get((function, args))
         if known is None:

@@ -1,4 +1,4 @@
-"""Numbers that a forward makes tensors of, and scores that it chooses instead of filling some in: in the form that is known."""
+"""Normalize numbers that a forward turns into tensors, and selections between scores and a number, to the known form."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from hf_cpu_accel.rewrite.recorded.program import Ref, Step
 
 
 def with_numbers(steps: list[Step]) -> list[Step]:
-    """`steps` that fill in numbers where they did tensors of one number, and do so where they chose between scores and a number
-    (GPT's older masks)."""
+    """Return `steps` that fill in numbers instead of tensors of one number, also in place of selections between scores and a
+    number (older masks of GPT)."""
     made = {step.result: step for step in steps}
     written = {ref for step in steps if step.effect for ref in step.reads}
     numbers = {
@@ -49,7 +49,7 @@ def _with_number(
 
 
 def _number_of(step: Step) -> float | None:
-    """Of a step that makes a tensor of one number, or None."""
+    """Return the number of a step that creates a tensor of one number, or None."""
     if step.reads or step.function not in (torch.tensor, torch.scalar_tensor, torch.full):
         return None
     made: Tensor = step.function(*step.args, **step.kwargs)

@@ -1,4 +1,4 @@
-"""The order of steps where one of them cannot be undone: all that may find them unfit for a call comes before it."""
+"""Order steps so that all checks come before a step that cannot be undone."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from hf_cpu_accel.rewrite.recurrent.layer import RecurrentMixer
 
 
 def writes_over(step: Step) -> bool:
-    """Whether it writes over states that a cache holds, which cannot be put back."""
+    """Return whether the step overwrites states in a cache, which cannot be restored."""
     return step.effect and isinstance(step.leaf, RecurrentMixer)
 
 
 def checked_first(steps: Sequence[Step]) -> list[Step] | Refusal:
-    """`steps`, of which those that may raise a `Mismatch` come before the first that writes over states."""
+    """Return `steps` with those that may raise a `Mismatch` before the first that overwrites states, or a refusal."""
     first = next((number for number, step in enumerate(steps) if writes_over(step)), None)
     if first is None:
         return list(steps)
@@ -38,7 +38,7 @@ def _may_not_fit(step: Step) -> bool:
 
 
 def _with_sources(step: Step, made: dict[Ref, Step]) -> set[Ref]:
-    """The results of a step and of all that it is made of."""
+    """Return the results of a step and of all steps that it depends on."""
     found = {step.result}
     waiting = list(step.reads)
     while waiting:

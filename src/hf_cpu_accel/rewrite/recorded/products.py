@@ -1,4 +1,5 @@
-"""Products with weights that no linear holds (of connections between streams, of compressed keys): by our op, as they are."""
+"""Products with weights that no linear holds (of connections between streams, of compressed keys): by the op of this package,
+unpacked."""
 
 from __future__ import annotations
 
@@ -17,13 +18,14 @@ from hf_cpu_accel.rewrite.recorded.program import Ref, Step
 
 
 def with_our_products(steps: list[Step]) -> list[Step]:
-    """`steps` with our product in the place of torch's with a matrix of the layer itself, but where experts are chosen by it."""
+    """Return `steps` with the product of this package in place of torch's with a matrix of the layer itself, except where it
+    chooses experts."""
     made = {step.result: step for step in steps}
     return [_by_ours(step, made, steps) for step in steps]
 
 
 def multiply_few(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`functional.linear` of so few features or weights that no other product is faster."""
+    """Return `functional.linear` for so few features or weights that no other product is faster."""
     return functional.linear(input, weight, bias)
 
 

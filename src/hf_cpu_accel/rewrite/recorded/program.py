@@ -1,4 +1,4 @@
-"""A list of steps, and how it is run."""
+"""A list of steps, and the function that runs them."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class Step:
     """One call.
 
     Attributes:
-        function: what is called. It keeps nothing and reads nothing but its arguments and weights.
-        args, kwargs: with a `Ref` for what steps before it gave.
-        result: what is kept of it, None if nothing.
-        effect: whether it has to be called even if its result is not read.
-        leaf: the module of ours whose call this is, or None.
+        function: the function. It stores nothing and reads only its arguments and weights.
+        args, kwargs: with a `Ref` for results of earlier steps.
+        result: the ref of its result, or None.
+        effect: whether it has to run even if its result is not read.
+        leaf: the module of this package that is called, or None.
     """
 
     function: Callable[..., Any]
@@ -40,11 +40,12 @@ class Step:
 
 
 class Mismatch(Exception):
-    """A size is another one than the steps are for."""
+    """A size differs from the sizes that the steps support."""
 
 
 def expect(value: Any, expected: Any) -> None:
-    """
+    """Check that a value is the expected one.
+
     Raises:
         Mismatch: they differ.
     """
@@ -53,12 +54,12 @@ def expect(value: Any, expected: Any) -> None:
 
 
 def size_of(tensor: Any, dim: int) -> Any:
-    """A size, counted from the last: `dim` is negative."""
+    """Return a size, counted from the last dimension: `dim` is negative."""
     return tensor.size(dim)
 
 
 def refs_in(value: Any) -> Iterator[Ref]:
-    """All of them, in lists, tuples, dicts and slices."""
+    """Yield all refs in lists, tuples, dicts and slices."""
     if isinstance(value, Ref):
         yield value
         return
@@ -74,7 +75,7 @@ def refs_in(value: Any) -> Iterator[Ref]:
 
 
 def replace_refs(value: Any, find: Callable[[Ref], Any]) -> Any:
-    """`value` with `find(ref)` in the place of each."""
+    """Return `value` with `find(ref)` in place of each ref."""
     if isinstance(value, Ref):
         return find(value)
     if isinstance(value, tuple | list):
@@ -88,13 +89,13 @@ def replace_refs(value: Any, find: Callable[[Ref], Any]) -> Any:
 
 @dataclass
 class Program:
-    """Steps from inputs to an output, as one function of Python's that calls one after another.
+    """Steps from inputs to an output, as one Python function that calls one after another.
 
     Args:
-        inputs: how many there are; they are the first refs.
+        inputs: the number of inputs, which are the first refs.
         steps: in their order.
-        output: what is returned, with refs in it.
-        writes_over: whether a step writes over what cannot be put back; all that may raise a `Mismatch` come before it.
+        output: the output, with refs in it.
+        writes_over: whether a step overwrites states that cannot be restored; steps that may raise a `Mismatch` come before it.
     """
 
     inputs: int
@@ -107,15 +108,16 @@ class Program:
         self._run = _Source().function(self.inputs, self.steps, self.output)
 
     def __call__(self, inputs: Sequence[Any]) -> Any:
-        """
+        """Run the steps.
+
         Raises:
-            Mismatch: the steps are for other sizes.
+            Mismatch: the steps do not support these sizes.
         """
         return self._run(*inputs)
 
 
 class _Source:
-    """Writes a function: a line for each step, and names for what it calls and for what stays the same."""
+    """Source code of a function: a line for each step, and names for its functions and constants."""
 
     def __init__(self) -> None:
         self._constants: dict[str, Any] = {}
@@ -146,10 +148,11 @@ class _Source:
         return function
 
     def _value(self, value: Any, *, is_new: bool = False) -> str:
-        """An expression.
+        """Return an expression.
 
         Args:
-            is_new: it is handed out: lists and dictionaries are made, as who gets them may write to them.
+            is_new: whether the value leaves the function: lists and dictionaries are created, since the receiver may write to
+                them.
         """
         if isinstance(value, Ref):
             return _name(value)

@@ -1,4 +1,4 @@
-"""One call of a layer as a program; or why there is none."""
+"""Record one call of a layer as a program, or return the reason why not."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _MOST_FIXED = 8  # sizes that become keys, each of which is found by a call
 
 
 def record(layer: Any, call: Call) -> tuple[Program, Guard, Any] | Refusal:
-    """The program of a call of a fused layer, what tells whether it still is, and what it gives; which is not compared here."""
+    """Return the program of a call of a fused layer, the guard of its validity, and its output, which is not compared here."""
     shadow = Shadow(layer)
     count = len(call.inputs)
     with names_read() as read:
@@ -58,9 +58,10 @@ def record(layer: Any, call: Call) -> tuple[Program, Guard, Any] | Refusal:
 
 
 def _steps(layer: Any, shadow: Shadow, call: Call) -> Steps:
-    """
+    """Return the steps of a call.
+
     Raises:
-        Refused: there are none.
+        Refused: the call cannot be recorded.
     """
     fixed: tuple[Ref, ...] | None = ()
     looks_again = True
@@ -87,7 +88,7 @@ def _is_foreign(error: Exception) -> bool:
 
 
 def _record_steps(layer: Any, shadow: Shadow, recorder: Recorder, call: Call) -> Steps:
-    """What a call takes, and what it gives."""
+    """Record the steps of a call, with its inputs and output."""
     args, kwargs = call.arguments(recorder.inputs)
     given = list(_leaves((args, kwargs)))
     kept = StateSnapshot(
@@ -116,12 +117,12 @@ def _record_steps(layer: Any, shadow: Shadow, recorder: Recorder, call: Call) ->
 
 
 def _handed_out(steps: list[Step]) -> Iterator[Ref]:
-    """What is kept in a cache, or for later layers."""
+    """Yield the refs that are stored in a cache, or for later layers."""
     return (ref for step in steps if step.function in KEEP for ref in step.reads)
 
 
 def _leaves(value: Any) -> Iterator[Any]:
-    """What is in lists, tuples and dictionaries, in order."""
+    """Yield the values in lists, tuples and dictionaries, in order."""
     if type(value) in (tuple, list):
         for part in value:
             yield from _leaves(part)
@@ -133,10 +134,10 @@ def _leaves(value: Any) -> Iterator[Any]:
 
 @contextmanager
 def _random() -> Iterator[None]:
-    """For what is to draw no random numbers; where it does, they are drawn again.
+    """Check that the code inside draws no random numbers; if it does, restore the generators.
 
     Raises:
-        Refused: it has.
+        Refused: it does.
     """
     numpy: Any = sys.modules.get("numpy.random")
     before = torch.get_rng_state(), random.getstate(), numpy and numpy.get_state(legacy=False)
@@ -158,7 +159,7 @@ def _random() -> Iterator[None]:
 
 
 def alike(layer: nn.Module, output: Any, expected: Any) -> bool:
-    """Whether the steps of a layer give what its forward gives, up to rounding."""
+    """Return whether the steps of a layer agree with its forward, up to rounding."""
     if isinstance(expected, Tensor):
         if not isinstance(output, Tensor) or output.shape != expected.shape or output.dtype != expected.dtype:
             return False

@@ -1,4 +1,4 @@
-"""Notes what a call asks torch and our modules for, as steps that can be taken again."""
+"""Record the calls of torch and of modules of this package, as steps that can run again."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ _HANDED_OUT = frozenset({recurrent_state, states_of})
 
 
 class Recorder(CallRecord):
-    """In `noting`, what this thread asks torch for is noted.
+    """Record the calls of this thread inside of `noting`.
 
     Args:
         shadow: of the layer that is called.
-        inputs: the tensors, ints and caches that it is called with, each once.
+        inputs: the tensors, ints and caches of the call, each once.
         index: of the layer's part of a cache.
-        fixed: the sizes that have to be the same again, as plain ints; what is done with the others is noted. None: all of them.
+        fixed: the sizes that must stay equal, as plain ints; ops on others are recorded. None: all of them.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Recorder(CallRecord):
 
     @contextmanager
     def noting(self) -> Iterator[None]:
-        """For the call of the shadow."""
+        """Record calls inside the context, for the call of the shadow."""
         for module in self.shadow.module.modules():
             if module is not self.shadow.module and is_package_module(module):
                 vars(module)["forward"] = self._leaf(module)
@@ -79,11 +79,11 @@ class Recorder(CallRecord):
         *,
         effect: bool = False,
     ) -> Any:
-        """A call of ours: one step.
+        """Record a call of this package as one step, and return its output.
 
         Args:
-            leaf: (what is called of it, itself) of a module, which `function` is the forward of a shadow of.
-            effect: whether it changes a cache; a module that is given one does.
+            leaf: (the called function, the module) if `function` is the forward of a module's shadow.
+            effect: whether it changes a cache; a module that gets one does.
         """
         if self._depth:
             return function(*args, **kwargs)
@@ -132,10 +132,10 @@ class Recorder(CallRecord):
     def _note_memory(
         self, given: list[tuple[Tensor, Ref | None]], written: list[Tensor], output: Any, *, may_copy: bool
     ) -> None:
-        """Note what a call that is told has written to, and in whose memory its output lies.
+        """Record the tensors that a call has written to, and the memory that its output shares.
 
         Args:
-            given: its tensors, by what they were known before.
+            given: its tensors, with their earlier refs.
         """
         number = len(self.steps)
         if written:
@@ -155,9 +155,10 @@ class Recorder(CallRecord):
                     self.aliases.view(number, ref, result, may_copy=maybe)
 
     def _check(self, args: Any, kwargs: dict[str, Any]) -> None:
-        """
+        """Check the arguments of a call.
+
         Raises:
-            Refused: a call would write to a tensor from elsewhere, or draw numbers, which the forward does again.
+            Refused: it has a tensor from elsewhere, or a random generator.
         """
         for tensor in tensors_in((args, kwargs)):
             self._ref(tensor)
@@ -221,7 +222,7 @@ class Recorder(CallRecord):
         return CacheStandIn(value, self._index, self)
 
     def _leaf(self, module: nn.Module) -> Any:
-        """What stands for the forward of a shadow while it is noted."""
+        """Return the replacement of a shadow's forward during the recording."""
         forward = type(module).forward.__get__(module)
         original = self.shadow.original(module)
         # What is looked at by hooks is called as a module; the forward of others saves a Python call.
@@ -234,7 +235,7 @@ class Recorder(CallRecord):
 
 
 def _known_apart(output: Any, given: set[int]) -> Any:
-    """`output` with tensors of their own for those that are the very ones which were given: in another call they may be others."""
+    """Return `output` with views in place of tensors that are arguments themselves: in another call they may differ."""
     if isinstance(output, Tensor):
         return output.view_as(output) if id(output) in given else output
     if type(output) in (tuple, list) and not given.isdisjoint(map(id, tensors_in(output))):

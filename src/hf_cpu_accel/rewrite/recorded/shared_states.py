@@ -1,6 +1,6 @@
-"""Dictionaries of keys and values that layers hand on to later ones (transformers' `KVSharingDict`), as arguments of recorded ones.
+"""Mappings of keys and values that layers pass to later ones (`KVSharingDict` of transformers), as arguments of recorded layers.
 
-A layer that shares puts its keys and values in there; a later one attends to these, and has none of its own. The tensors are not
+A layer that shares stores its keys and values there; a later one attends to these, and has none of its own. The tensors are not
 written to.
 """
 
@@ -20,10 +20,10 @@ def is_shared(value: Any) -> bool:
 
 
 def form_of_shared(shared: Any) -> tuple[tuple[Any, ...], list[int]]:
-    """What steps are for, and the sizes of all tensors.
+    """Return the form of the mapping, and the sizes of all tensors.
 
     Raises:
-        TypeError: it holds something else than tuples of tensors by names.
+        TypeError: it holds other values than tuples of tensors by name.
     """
     form: list[Any] = [type(shared)]
     sizes: list[int] = []
@@ -42,12 +42,12 @@ def form_of_shared(shared: Any) -> tuple[tuple[Any, ...], list[int]]:
 
 
 def shared_contents(shared: Any) -> list[Any]:
-    """Its names and tensors."""
+    """Return the names and tensors of the mapping."""
     return [(name, *states) for name, states in shared.data.items()]
 
 
 class SharedStandIn(StandIn):
-    """Anything that is not defined here is refused."""
+    """Stand-in for the mapping; any attribute that is not defined here is refused."""
 
     def __init__(self, real: Any, notes: Asked) -> None:
         self.real, self._notes = real, notes

@@ -1,4 +1,4 @@
-"""Steps that do the same with fewer calls: what a linear is followed by is fused to it, as `ops.linear` and `ops.ffn` can."""
+"""Fuse steps: ops after a linear join it, as `ops.linear` and `ops.ffn` support."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _POINTWISE = (
 
 @dataclass
 class Steps:
-    """Steps and what is returned, under change."""
+    """Steps and their output, which are changed in place."""
 
     steps: list[Step]
     output: Any
@@ -65,7 +65,7 @@ class Steps:
         return self
 
     def _join(self) -> None:
-        """Steps are joined where nothing between them writes to what they may read."""
+        """Join steps if no step between them writes to tensors that they may read."""
         parts = _between_writes(self.steps)
         reads = self._reads()
         joined: list[Step] = []
@@ -90,7 +90,7 @@ class Steps:
         self.steps, self.output = kept, replace_refs(self.output, lambda ref: same.get(ref, ref))
 
     def _join_ffns(self) -> None:
-        """down(activation(up(x))): one op."""
+        """Join down(activation(up(x))) into one op."""
         made, reads = self._made(), self._reads()
         for down in list(self.steps):
             activated = made.get(_first(down)) if _is_alone(down) else None
@@ -104,7 +104,7 @@ class Steps:
                 self._put(down, _Fed(up.leaf, down.leaf, name), up.args[:1], drop=(up, activated))
 
     def _join_sums(self) -> None:
-        """residual + linear(x), or that of a feed-forward network: one op."""
+        """Join residual + linear(x), or residual + a feed-forward network, into one op."""
         for total in list(self.steps):
             if total.function not in _SUMS or total.kwargs or len(total.args) != 2:
                 continue
@@ -146,7 +146,7 @@ class Steps:
 
 
 class _Fed:
-    """A feed-forward network."""
+    """A feed-forward network as one function."""
 
     def __init__(self, up: PackedLinear, down: PackedLinear, activation: str) -> None:
         self.up, self.down, self.activation = up, down, activation
@@ -162,7 +162,7 @@ class _Fed:
 
 
 class _Plus:
-    """residual + what a route gives."""
+    """residual + the output of a route, as one function."""
 
     def __init__(self, route: Route, plain: Callable[[Tensor], Tensor], features: int) -> None:
         self.route, self.plain, self.features = route, plain, features
@@ -196,7 +196,7 @@ def _plus(step: Step) -> _Plus | None:
 
 
 def _is_alone(step: Step) -> bool:
-    """Whether that is a linear which is computed on its own, of one input."""
+    """Return whether the step is a linear that is computed separately, with one input."""
     if (
         getattr(type(step.leaf), "forward", None) is not PackedLinear.forward
     ):  # that of a convolution turns its input
@@ -224,7 +224,7 @@ def _with(step: Step, same: dict[Ref, Ref]) -> Step:
 
 
 def _between_writes(steps: list[Step]) -> list[list[Step]]:
-    """`steps` in parts: each that writes to a tensor is one by itself."""
+    """Return `steps` in parts: each step that writes to a tensor is a part of its own."""
     parts: list[list[Step]] = [[]]
     for step in steps:
         if step.effect and _writes(step):
@@ -235,7 +235,7 @@ def _between_writes(steps: list[Step]) -> list[list[Step]]:
 
 
 def _writes(step: Step) -> bool:
-    """Whether a step with an effect writes to a tensor that others may read, which caches and what is given one do not."""
+    """Return whether a step with an effect writes to a tensor that others may read. Steps on caches do not."""
     if step.leaf is not None or step.function in KEEP:
         return False
     return getattr(step.function, "__name__", "") != "expect"

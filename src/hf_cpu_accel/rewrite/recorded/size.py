@@ -1,4 +1,4 @@
-"""Sizes that know where they come from, so that what a forward does with them can be done again with others."""
+"""Sizes that record their source, so that a program can repeat a forward's arithmetic with other sizes."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from torch import Tensor
 
 
 class Hashed(Exception):
-    """A size became a key: a cache may hold on to it, and to what is computed of it.
+    """A size was used as a key: a cache may keep it, with values computed from it.
 
     Args:
-        size: by which it is known to who notes what is done with it.
+        size: the ref of the size.
     """
 
     def __init__(self, size: Any) -> None:
@@ -23,7 +23,7 @@ class Hashed(Exception):
 
 
 class Notes(Protocol):
-    """Who notes what is done with a size."""
+    """The recorder of ops on sizes."""
 
     def computed(self, function: Callable[..., int], args: tuple[Any, ...], value: int) -> int: ...
 
@@ -33,11 +33,11 @@ class Notes(Protocol):
 
 
 class Size(torch.SymInt):
-    """An int that was read off a tensor, or computed of such.
+    """An int that was read from a tensor, or computed from such ints.
 
-    Arithmetic gives another; whatever decides on it (a comparison), or makes something else of it (a range, a float), is noted as
-    an expectation. It is a `SymInt` because torch takes these for sizes, and because Python reads an `int`, or what derives from
-    it, without asking: `range(size)` and `0.5 * size` would not be seen. To `isinstance` it is an int all the same.
+    Arithmetic returns another one. A comparison, or a conversion (a range, a float), is recorded as an expectation. It is a
+    `SymInt` because torch accepts these as sizes, and because Python reads an `int` or a subclass directly: `range(size)` and
+    `0.5 * size` would not be recorded. `isinstance` still sees an int.
     """
 
     def __init__(self, value: int, notes: Notes) -> None:
@@ -54,7 +54,8 @@ class Size(torch.SymInt):
         return int
 
     def __hash__(self) -> int:
-        """As a key it may outlive the call, in a cache of functions, and what was computed of it in there, too."""
+        """Return the hash, after reporting that the size is a key: it may outlive the call in a cache of functions, with values
+        computed from it."""
         self._notes.hashed(self)
         return hash(self.plain)
 
@@ -78,7 +79,7 @@ class Size(torch.SymInt):
 
 
 class StandIn:
-    """Stands for an object that is no tensor.
+    """Stand-in for an object that is no tensor.
 
     Attributes:
         real: a copy of that object.
@@ -88,7 +89,7 @@ class StandIn:
 
 
 class Sizes(tuple[Any, ...]):
-    """As `torch.Size`, of sizes."""
+    """A `torch.Size` of sizes."""
 
     __slots__ = ()
 
@@ -104,7 +105,7 @@ class Sizes(tuple[Any, ...]):
 
 
 def plain(value: Any) -> Any:
-    """`value` with ints in the place of sizes, and objects in that of their stand-ins."""
+    """Return `value` with ints in place of sizes, and objects in place of their stand-ins."""
     if isinstance(value, Size):
         return value.plain
     if issubclass(type(value), StandIn):  # of which `isinstance` asks what it stands for

@@ -1,4 +1,4 @@
-"""What stands for a cache of keys and values while a call is noted: what the layer asks of it becomes steps."""
+"""Stand-ins for caches during a recording: the layer's use of a cache becomes steps."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ from hf_cpu_accel.rewrite.recorded.size import StandIn
 
 
 def refuse(reason: str) -> NoReturn:
-    """
+    """Refuse a use of a stand-in that a program cannot repeat.
+
     Raises:
-        Refused: what reads a stand-in reads what a program cannot give it.
+        Refused: always.
     """
     with ours():
         raise Refused(Refusal(reason))
 
 
 class Asked(Protocol):
-    """Who notes what a cache is asked for."""
+    """The recorder of the use of a cache."""
 
     def called(self, function: Any, args: Any, kwargs: dict[str, Any], *, effect: bool) -> Any: ...
 
@@ -33,7 +34,7 @@ class Asked(Protocol):
 
 
 class _OfCache(StandIn):
-    """Anything that is not defined here is refused: what is read unseen would be the same in all calls."""
+    """Base of stand-ins; any attribute that is not defined here is refused, since its value would be constant in all calls."""
 
     def __init__(self, real: Any, index: int, notes: Asked) -> None:
         self.real, self._index, self._notes = real, index, notes
@@ -57,7 +58,7 @@ class _OfCache(StandIn):
 
 
 class CacheStandIn(_OfCache):
-    """Of a cache, or of one of an encoder and a decoder."""
+    """Stand-in for a cache, or for one of an encoder and a decoder."""
 
     def update(self, key_states: Any, value_states: Any, layer_idx: Any, *args: Any, **kwargs: Any) -> Any:
         self._is_own(layer_idx)
@@ -124,7 +125,7 @@ class _OfPart(_OfCache):
 
 
 class _IsUpdated(_OfPart):
-    """Which layers of cross attention are done."""
+    """Stand-in for the flags of cross-attention layers that are computed."""
 
     def get(self, index: Any, default: Any = None) -> Any:
         self._is_own(index)
@@ -178,7 +179,7 @@ def update_conv_state(cache: Any, states: Tensor, index: int, number: int, **kwa
 
 
 def update_recurrent_state(cache: Any, states: Tensor, index: int, number: int) -> Any:
-    """As the method of the cache, but for that the tensor which was held stays as it is."""
+    """Update a state like the method of the cache, but leave the stored tensor unchanged."""
     layer = cache.layers[index]
     if layer.is_recurrent_states_initialized[number]:
         layer.recurrent_states[number] = torch.empty_like(layer.recurrent_states[number])

@@ -1,1 +1,1 @@
-"""Layers with recurrence: gated delta nets, state spaces and short convolutions, between their projections in one op each."""
+"""Recurrent layers: gated delta nets, state spaces and short convolutions, one op each between their projections."""

@@ -1,4 +1,4 @@
-"""Which mixers with recurrence a module may be, by the names of what it holds."""
+"""Find the possible recurrent mixers of a module by the names of its parts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NO_BOUNDS = (0.0, float("inf"))
 
 
 def candidates(module: nn.Module) -> list[Mixer]:
-    """What `module` may be by what it holds; none if it holds something else."""
+    """Return the possible mixers of `module`; none if it holds something else."""
     names, own = set(module._modules), set(module._parameters)
     if names == {"in_proj", "conv", "out_proj"} and not own:
         return [ShortConvolution("conv", None)]
@@ -47,7 +47,7 @@ def candidates(module: nn.Module) -> list[Mixer]:
 
 
 def dt_bounds(module: nn.Module) -> tuple[float, float]:
-    """Of the time steps of a state space."""
+    """Return the bounds of the time steps of a state space."""
     least, most = getattr(module, "time_step_limit", None) or NO_BOUNDS
     return float(least), float(most)
 

@@ -1,4 +1,4 @@
-"""`RecurrentMixer`: a mixer with recurrence whose convolution, recurrence and norm are one op, between its packed projections."""
+"""`RecurrentMixer`: a recurrent mixer whose convolution, recurrence and norm are one op, between its packed projections."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ _DTYPES = (torch.float32, torch.bfloat16)
 
 
 class RecurrentMixer(FusedMixer):
-    """See `FusedMixer`. Caches whose states the op cannot write, as they record the past to be cropped, go to its own forward."""
+    """See `FusedMixer`. With caches whose states the op cannot write, since they record the past for cropping, its own forward
+    runs."""
 
     last = "out_proj"
     _mixer: Mixer

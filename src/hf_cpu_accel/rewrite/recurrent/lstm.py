@@ -1,6 +1,6 @@
 """`nn.LSTM` with packed weights: one product for the inputs of all steps, and then all steps of a layer in one op call.
 
-The module keeps its parameters, as state dicts, hooks and its own forward (packed sequences) go on reading them.
+The module keeps its parameters, since state dicts, hooks and its own forward (packed sequences) read them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Direction:
     """The weights of a layer in one direction.
 
     Attributes:
-        suffix: what the names of its parameters end with.
+        suffix: the suffix of the names of its parameters.
         input: [4 * hidden_size, features of the input].
         hidden: [4 * hidden_size, features of the hidden state].
         projection: [proj_size, hidden_size], or None.
@@ -55,7 +55,8 @@ class Direction:
 
 
 class FusedLSTM(FusedModuleMixin):
-    """Mixed into `nn.LSTM`: [L, B, input_size], [B, L, input_size] if `batch_first`, or [L, input_size] -> as the original."""
+    """Mixed into `nn.LSTM`: [L, B, input_size], [B, L, input_size] if `batch_first`, or [L, input_size]; returns what the
+    original returns."""
 
     _packed: tuple[Direction, ...]  # layer after layer, the backward direction behind the forward one
 
@@ -75,7 +76,7 @@ class FusedLSTM(FusedModuleMixin):
         return output.to(dtype), tuple(states)
 
     def _compute(self, rows: Tensor, given: tuple[Tensor, Tensor] | None) -> tuple[Tensor, list[Tensor]]:
-        """[L, B, input_size] float32 -> [L, B, features] and the states after the last step."""
+        """Compute [L, B, input_size] float32 -> [L, B, features] and the states after the last step."""
         length, batch, _ = rows.shape
         states = [rows.new_zeros(len(self._packed), batch, size) for size in self._state_sizes]
         for state, first in zip(states, given or (), strict=False):
@@ -96,7 +97,7 @@ class FusedLSTM(FusedModuleMixin):
         return rows, states
 
     def _bias(self, suffix: str) -> Tensor | None:
-        """What the host adds twice, as it is now."""
+        """Return the sum of the two biases of the host, with current values."""
         if not self.bias:
             return None
         return self._parameters[f"bias_ih{suffix}"].float() + self._parameters[f"bias_hh{suffix}"].float()  # type: ignore[union-attr]
@@ -106,7 +107,7 @@ class FusedLSTM(FusedModuleMixin):
         return self.proj_size or self.hidden_size, self.hidden_size
 
     def _fits(self, input: Any, given: Any) -> bool:
-        """Whether it is a call that the op can take; others say themselves what is wrong."""
+        """Return whether the op supports the call; for others the original raises its own errors."""
         if not isinstance(input, Tensor) or input.dtype not in WEIGHT_DTYPES or input.dim() not in (2, 3):
             return False
         if input.shape[-1] != self.input_size or not input.numel():
@@ -121,7 +122,7 @@ class FusedLSTM(FusedModuleMixin):
         return len(given) == 2 and [tuple(state.shape) for state in states] == shapes
 
     def _gains(self, rows: int, batch: int = 1) -> bool:
-        """Whether it is faster than torch's own."""
+        """Return whether it is faster than torch's kernel."""
         if self._packed[0].hidden.dtype in QUANTIZED:
             return True
         return batch <= _MOST_PROJECTED if self.proj_size else rows <= _MOST_ROWS

@@ -1,4 +1,4 @@
-"""Finds the mixers with recurrence in a model, verifies what they are, and fuses them."""
+"""Find the recurrent mixers in a model, verify their structure, and fuse them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _BATCH, _PROMPT, _PADDING = 2, 9, 3
 
 
 def fuse_recurrent_mixers(context: Context) -> list[PlanItem]:
-    """Fuse every mixer of the model. To be called when the linears are packed."""
+    """Fuse every mixer of the model. Call it after linears are packed."""
 
     def op_and_dtype(fused: RecurrentMixer, path: str) -> tuple[str, str]:
         return fused._mixer.op, context.dtype_names(path, fused)
@@ -44,7 +44,7 @@ def fuse_recurrent_mixers(context: Context) -> list[PlanItem]:
 
 
 def fuse_recurrent_layers(context: Context) -> list[PlanItem]:
-    """Fuse every layer of the model that has such a mixer. To be called when mixers are fused."""
+    """Fuse every layer of the model that has such a mixer. Call it after mixers are fused."""
 
     def op_of(mixer: RecurrentMixer) -> str:
         return mixer._mixer.op
@@ -53,14 +53,14 @@ def fuse_recurrent_layers(context: Context) -> list[PlanItem]:
 
 
 def _read_by_ops(root: nn.Module, path: str) -> set[str]:
-    """The paths of what has parameters that are in the op now."""
+    """Return the paths of modules whose parameters the op reads now."""
     mixer: Any = root.get_submodule(path)
     parts = (mixer._mixer.convolution, mixer._mixer.norm)
     return {path, *(f"{path}.{name}" for name in parts if name is not None)}
 
 
 def _match_mixer(module: nn.Module, path: str, context: Context) -> RecurrentMixer | Refusal | None:
-    """The mixer with the fused forward, if that does what the mixer does; None if it is something else."""
+    """Return the mixer with the fused forward if both agree; None if it is of another kind."""
     possible = candidates(module)
     if not possible or isinstance(module, RecurrentMixer):
         return None
@@ -86,14 +86,15 @@ def _match_mixer(module: nn.Module, path: str, context: Context) -> RecurrentMix
 
 
 def _forget_values(module: nn.Module) -> None:
-    """What the own forward has read of packed weights (Mamba's multiplies by that of a linear): fused it does not read them."""
+    """Forget the unpacked weights that the own forward read (Mamba's multiplies by that of a linear): the fused one does not
+    read them."""
     for part in module.modules():
         if isinstance(part, PackedModule):
             part._values.clear()
 
 
 def _unsupported_reason(module: Any, mixer: Mixer) -> str | None:
-    """Why such a mixer is left, in words that go on after "left because"."""
+    """Return the reason for the column "left because", or None."""
     convolution = module._modules[mixer.convolution]
     if any(instance_forward(part) is not None for part in module.modules()):
         return "a module in it has a replaced forward"
@@ -109,7 +110,7 @@ def _unsupported_reason(module: Any, mixer: Mixer) -> str | None:
 
 
 def _dtype_of(module: nn.Module) -> torch.dtype:
-    """That of its activations."""
+    """Return the dtype of the module's activations."""
     packed = (part.weight_dtype for part in module.modules() if isinstance(part, PackedModule))
     return next(packed, None) or next(module.parameters()).dtype
 
@@ -123,19 +124,19 @@ def _build_mixer(module: nn.Module, mixer: Mixer) -> RecurrentMixer:
 
 @dataclass(frozen=True)
 class _Run:
-    """What a mixer gave for a padded prompt, the token after it and a prompt without a cache; the states in the end."""
+    """The outputs of a mixer for a padded prompt, the token after it and a prompt without a cache, and the final states."""
 
     outputs: tuple[Any, ...]
     states: tuple[Any, ...]
 
     def as_rows(self) -> _Run:
-        """All outputs as one row, and each state."""
+        """Return all outputs as one row, and each state."""
         outputs = torch.cat([output.float().flatten() for output in self.outputs])
         return _Run((outputs[None],), tuple(state.reshape(1, -1) for state in self.states))
 
 
 def _expected(module: nn.Module, *, widened: bool) -> _Run | Refusal:
-    """What the own forward gives, in float32 if `widened`."""
+    """Return the outputs of the own forward, in float32 if `widened`."""
     shadow = Shadow(module)
     _move_to_bounds(shadow.module)
     if widened:
@@ -146,7 +147,7 @@ def _expected(module: nn.Module, *, widened: bool) -> _Run | Refusal:
 
 
 def _move_to_bounds(copied: nn.Module) -> None:
-    """Have about half of the time steps of a shadow lie beyond their bounds, which trained ones seldom reach."""
+    """Make about half of the time steps of a shadow lie beyond their bounds, which trained ones seldom reach."""
     bounds = [bound for bound in dt_bounds(copied) if bound not in NO_BOUNDS]
     if not bounds:
         return
@@ -159,7 +160,7 @@ def _move_to_bounds(copied: nn.Module) -> None:
 
 
 def _widen(copied: nn.Module) -> None:
-    """Have a shadow compute in float32, with the values that its weights have."""
+    """Make a shadow compute in float32, with the same values of its weights."""
     for part in copied.modules():
         for name, parameter in part._parameters.items():
             if parameter is not None:
@@ -182,7 +183,7 @@ def _error(module: nn.Module, mixer: Mixer, expected: _Run) -> float:
 
 
 def _run(module: Any, dtype: torch.dtype) -> _Run:
-    """Of hidden states with values of this dtype."""
+    """Run the mixer on hidden states with values of this dtype."""
     from hf_cpu_accel.generate.recurrent_states import empty_cache
 
     features = next(p.in_features for name, p in module.named_children() if name.startswith("in_proj"))

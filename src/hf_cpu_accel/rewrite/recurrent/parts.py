@@ -1,7 +1,7 @@
-"""What is in a mixer (what a layer with recurrence has in the place of attention), and how it is computed of that.
+"""Parts of a mixer, which a recurrent layer has in place of attention, and its computation.
 
-Hosts call the parts of such mixers by the names of the first implementations, `mamba_ssm`, `fla` and `causal_conv1d`. A name only
-suggests what a part does: `match` compares what comes out.
+Hosts name the parts of such mixers as in the first implementations, `mamba_ssm`, `fla` and `causal_conv1d`. A name only suggests
+a part: `match` compares the outputs.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _OPS = torch.ops.hf_cpu_accel
 
 @dataclass(frozen=True)
 class Mixer(ABC):
-    """A mixer by what its modules and numbers are.
+    """A mixer by its modules and numbers.
 
     Attributes:
-        convolution, norm: the names of the modules whose parameters the op reads; None if there is no norm.
-        alone: why `recurrence` may be None.
+        convolution, norm: the names of the modules whose parameters the op reads; None without a norm.
+        alone: the reason why `recurrence` may be None.
         is_rounded: whether rounding moves small outputs far, so that it is compared as a whole, with the own forward in float32.
     """
 
@@ -44,37 +44,38 @@ class Mixer(ABC):
 
     @abstractmethod
     def sizes(self, module: Any) -> StateSizes:
-        """Of what it remembers."""
+        """Return the sizes of its states."""
 
     @property
     @abstractmethod
     def projections(self) -> tuple[str, ...]:
-        """The names of the linears that the hidden states go through first."""
+        """Return the names of the input projections."""
 
     def scaled(self, module: Any, hidden_states: Tensor) -> Tensor:
-        """What the projections are given."""
+        """Return the input of the projections."""
         return hidden_states
 
     def prepare(self, module: Any) -> None:
-        """To be called once for a module that is to be computed so, which may go on being computed in another way."""
+        """Prepare a module once before it is fused; its own forward may still run."""
         return
 
     @abstractmethod
     def mix(self, module: Any, projected: Sequence[Tensor], tokens: Tensor | None, states: States) -> Tensor:
-        """What the projections give, each [B, L, features] -> what `out_proj` is given, the states going on.
+        """Compute the input of `out_proj` from the outputs of the projections, each [B, L, features], and update the states.
 
         Args:
-            tokens: bool [B, L], False where hidden_states are 0 because there is padding, or None.
+            tokens: bool [B, L], False where hidden_states are 0 at padding, or None.
         """
 
     @property
     def of_step(self) -> Mixer:
-        """How one token behind others is mixed, for which hosts have code of its own."""
+        """Return the mixer for one token after others, for which hosts have their own code."""
         return self
 
     @abstractmethod
     def recurrence(self, module: Any, rest: Projection | None) -> Recurrence | None:
-        """The same between projections of `decoder_layers`, which give in their order what the linears do; None if that op cannot.
+        """Return the same between projections of `decoder_layers`, which return the outputs of the linears in their order; None
+        if that op does not support it.
 
         Args:
             rest: the second projection, if it takes two.
@@ -94,7 +95,7 @@ class Mixer(ABC):
 
 @dataclass(frozen=True)
 class ShortConvolution(Mixer):
-    """LFM2's."""
+    """The mixer of LFM2."""
 
     op = "short_convolution"
 
@@ -116,13 +117,13 @@ class ShortConvolution(Mixer):
 
 @dataclass(frozen=True)
 class GatedDeltaNet(Mixer):
-    """Qwen3.5's and Qwen3-Next's.
+    """The mixer of Qwen3.5 and Qwen3-Next.
 
     Attributes:
         eps: of the norm.
-        interleaved: whether the projections are two, of queries, keys, values and gates head by head of keys, and likewise of what
-            else there is (Qwen3-Next).
-        is_ordered: whether these have been packed as if they were not interleaved.
+        interleaved: whether there are two projections, one of queries, keys, values and gates per key head, and one of the rest
+            in the same order (Qwen3-Next).
+        is_ordered: whether these are packed as if they were not interleaved.
     """
 
     eps: float
@@ -182,12 +183,12 @@ class GatedDeltaNet(Mixer):
 
 @dataclass(frozen=True)
 class StateSpace(Mixer):
-    """Mamba-2's, and those of hybrids with it.
+    """The mixer of Mamba-2, and of hybrids with it.
 
     Attributes:
         eps, norm_groups, gate_first: of the norm.
         least_dt, most_dt: the bounds of its time steps.
-        bounds_steps: whether these hold for one token behind others, too.
+        bounds_steps: whether these apply to one token after others, too.
     """
 
     eps: float
@@ -242,7 +243,8 @@ class StateSpace(Mixer):
 
 
 def _one_by_one(groups: int, sizes: Sequence[int]) -> Tensor:
-    """int64, where to find the first part of all groups, then the second and so on, if each group has parts of `sizes`."""
+    """Return int64, the places of the first part of all groups, then of the second and so on, if each group has parts of
+    `sizes`."""
     places = torch.arange(groups * sum(sizes)).view(groups, -1)
     return torch.cat([part.flatten() for part in places.split(tuple(sizes), dim=1)])
 

@@ -22,10 +22,10 @@ _OPS = torch.ops.hf_cpu_accel
 
 @dataclass(frozen=True)
 class SelectiveStateSpace(Mixer):
-    """Mamba's, and those of Jamba.
+    """The mixer of Mamba and of Jamba.
 
     Attributes:
-        norms: the names of what norms dt, B and C, or None.
+        norms: the names of the norms of dt, B and C, or None.
     """
 
     norms: tuple[str, str, str] | None
@@ -77,7 +77,7 @@ class SelectiveStateSpace(Mixer):
         )  # fmt: skip
 
     def _norms(self, module: Any) -> tuple[float, list[Tensor]] | None:
-        """eps and the weights of the norms; None if they are others than RMS norms with weights and one eps."""
+        """Return eps and the weights of the norms, or None if they are not RMS norms with weights and one eps."""
         norms: list[Any] = [module._modules[name] for name in self.norms or ()]
         if not all(isinstance(norm, FusedNorm) and norm.spec.kind == "rms_norm" for norm in norms):
             return None

@@ -1,1 +1,1 @@
-"""Transposed convolutions: as products of rows that overlap in time, and as convolutions of images."""
+"""Transposed convolutions: 1-d ones as products of overlapping rows, and 2-d ones as convolutions."""

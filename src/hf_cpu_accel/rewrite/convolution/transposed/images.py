@@ -1,8 +1,8 @@
-"""Transposed convolutions of images as convolutions: the channels of a pixel of one are a square of the other's output.
+"""Transposed 2-d convolutions as convolutions: the channels of a pixel of the convolution are a square of the output.
 
 A pixel of the input adds to a kernel of pixels of the output, `stride` apart from pixel to pixel. So a square of stride x stride
-pixels is made of as many pixels of the input as a kernel has squares: a convolution with stride^2 * out_channels features.
-In float32 torch's own is as fast.
+pixels is computed from as many pixels of the input as a kernel has squares: a convolution with stride^2 * out_channels features.
+In float32 torch's kernel is as fast.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class TransposedImages(PackedModule):
     """`nn.ConvTranspose2d`: [B, C, H, W] or [C, H, W] -> [B, out_channels, H', W'], channels last, or [out_channels, H', W'].
 
     Attributes:
-        packed: the weight [stride^2 * out_channels, C, *windows], as `pack_conv2d` gives it.
-        windows: pixels of the input, on each side, that a square of the output is made of.
+        packed: the weight [stride^2 * out_channels, C, *windows], in the form of `pack_conv2d`.
+        windows: pixels of the input, on each side, that a square of the output is computed from.
     """
 
     def __init__(self, original: nn.ConvTranspose2d, dtype: str) -> None:
@@ -61,9 +61,10 @@ class TransposedImages(PackedModule):
         return self._compute(input[None])[0].contiguous() if input.dim() == 3 else self._compute(input)
 
     def _compute(self, input: Tensor) -> Tensor:
-        """
+        """Compute the convolution of a batch.
+
         Raises:
-            RuntimeError: what the convolution would not take either.
+            RuntimeError: the convolution does not support the input either.
         """
         if input.dim() != 4 or input.shape[1] != self.in_channels or min(self._sides(input)) < 1:
             raise RuntimeError(
@@ -85,7 +86,7 @@ class TransposedImages(PackedModule):
         return output.permute(0, 3, 1, 2).contiguous(memory_format=torch.channels_last)
 
     def _sides(self, input: Tensor) -> list[int]:
-        """Height and width of the output."""
+        """Return height and width of the output."""
         sides = zip(
             input.shape[2:], self.stride, self.kernel_size, self.padding, self.output_padding, strict=True
         )
@@ -95,7 +96,7 @@ class TransposedImages(PackedModule):
         ]
 
     def _as_eager(self, input: Tensor, output_size: Sequence[int]) -> Tensor:
-        """With the weight unpacked once, and an output of another size."""
+        """Run the convolution with the weight unpacked once, for an output of another size."""
         least = [side - more for side, more in zip(self._sides(input), self.output_padding, strict=True)]
         more = [wanted - side for wanted, side in zip(list(output_size)[-2:], least, strict=True)]
         if not all(0 <= beyond < step for beyond, step in zip(more, self.stride, strict=True)):
@@ -116,7 +117,7 @@ class TransposedImages(PackedModule):
         return self.packed.dtype
 
     def unpack(self) -> Tensor:
-        """The dequantized weight, in the shape and dtype of the original."""
+        """Return the dequantized weight, in the shape and dtype of the original."""
         kernel = as_kernel(unpack_conv2d(self.packed, self.windows), self.kernel_size, self.stride)
         return kernel.to(self.weight_dtype)
 
@@ -128,8 +129,8 @@ class TransposedImages(PackedModule):
 
 
 class TransposedImagesRule:
-    """`nn.ConvTranspose2d` that enlarges by two or more, in models whose weights are packed as integers, or in bfloat16 where the
-    CPU multiplies in it."""
+    """`nn.ConvTranspose2d` that enlarges by two or more, in models with integer weights, or in bfloat16 where the CPU multiplies
+    in it."""
 
     name = "transposed convolution of images"
 
@@ -156,7 +157,7 @@ class TransposedImagesRule:
 
 
 def _unsupported_reason(module: nn.ConvTranspose2d) -> str | None:
-    """Why there is no kernel for it, or None if there is one."""
+    """Return why the kernels do not support it, or None."""
     features, windows = (
         module.out_channels * math.prod(module.stride),
         windows_of(module.kernel_size, module.stride),
@@ -182,7 +183,7 @@ def _unsupported_reason(module: nn.ConvTranspose2d) -> str | None:
 
 
 def _dtype(module: nn.ConvTranspose2d, path: str, context: Context) -> str | None:
-    """What its weight is packed as; None where torch's own is as fast."""
+    """Return the dtype of the packed weight, or None where torch's kernel is as fast."""
     saved = source_of(module.weight)
     if saved is not None:  # what is faster was decided when the model was packed
         return saved.dtype_of(module.weight, TransposedImagesRule.name)

@@ -1,8 +1,7 @@
-"""Transposed convolutions over time as linears: each row of the product is what the output has in one step of the input.
+"""Transposed 1-d convolutions as linears: each row of the product has the output values of one step of the input.
 
-A step of the input adds to `kernel_size` numbers of the output, `stride` apart from step to step: so as many
-numbers are made of as many steps of the input as a kernel has strides. That is a linear over rows that overlap, with
-stride * out_channels features.
+A step of the input adds to `kernel_size` values of the output, `stride` apart from step to step. So `stride` values are computed
+from as many steps of the input as a kernel has strides: a linear over rows that overlap, with stride * out_channels features.
 """
 
 from __future__ import annotations
@@ -30,11 +29,11 @@ STRUCTURE = "transposed conv1d as linear"
 
 
 class TransposedConvolution(PackedLinear):
-    """`nn.ConvTranspose1d` as a linear: [B, C, L] or [C, L] -> [B, out_channels, L'] or [out_channels, L'], with the channels
-    last in memory where the input has them so.
+    """`nn.ConvTranspose1d` as a linear: [B, C, L] or [C, L] -> [B, out_channels, L'] or [out_channels, L'], with channels last
+    in memory if the input has them last.
 
     Attributes:
-        taps: steps of the input that a number of the output is made of.
+        taps: steps of the input that a value of the output is computed from.
     """
 
     def __init__(self, original: nn.ConvTranspose1d, dtype: str, *, int4_group: int, measured: bool) -> None:
@@ -70,9 +69,10 @@ class TransposedConvolution(PackedLinear):
         return self._compute(input)
 
     def _compute(self, input: Tensor) -> Tensor:
-        """
+        """Compute the convolution of a batch.
+
         Raises:
-            RuntimeError: what the convolution would not take either.
+            RuntimeError: the convolution does not support the input either.
         """
         (size,), (step,), (margin,) = self.kernel_size, self.stride, self.padding
         length = (input.shape[-1] - 1) * step + size - 2 * margin
@@ -92,7 +92,7 @@ class TransposedConvolution(PackedLinear):
         return output if has_channels_last(input) else output.contiguous()
 
     def _as_eager(self, input: Tensor, output_size: Sequence[int]) -> Tensor:
-        """With the weight unpacked once, and an output of another length."""
+        """Run the convolution with the weight unpacked once, for an output of another length."""
         size = list(output_size)[-1]
         usual = (input.shape[-1] - 1) * self.stride[0] + self.kernel_size[0] - 2 * self.padding[0]
         if not 0 <= size - usual < self.stride[0]:
@@ -120,12 +120,12 @@ class TransposedConvolution(PackedLinear):
 
 
 def _as_rows(weight: Tensor, stride: Sequence[int]) -> Tensor:
-    """[C, out_channels, kernel] -> [stride * out_channels, taps * C], the earliest step of the input first."""
+    """Return a weight [C, out_channels, kernel] as [stride * out_channels, taps * C], the earliest step of the input first."""
     return as_windows(weight, stride).transpose(1, 2).flatten(1)
 
 
 class TransposedConvolutionRule:
-    """`nn.ConvTranspose1d` of enough channels, without groups, gaps or zeros behind its output."""
+    """`nn.ConvTranspose1d` of enough channels, without groups, dilation or output padding."""
 
     name = "transposed convolution"
 

@@ -1,7 +1,7 @@
 """The kernel of a transposed convolution as windows over its input.
 
-A number of the input adds to a kernel of numbers of the output, `stride` apart from one to the next. So a cell of stride numbers
-on each side is made of as many numbers of the input as a kernel has cells: its window.
+A value of the input adds to a kernel of values of the output, `stride` apart from one to the next. So a cell of stride values on
+each side is computed from as many values of the input as a kernel has cells: its window.
 """
 
 from __future__ import annotations
@@ -15,18 +15,19 @@ Transposed = nn.ConvTranspose1d | nn.ConvTranspose2d
 
 
 def margins_of(module: Transposed) -> tuple[int, ...]:
-    """What its output is shorter by on either side, of each dimension."""
+    """Return how much shorter the output is on either side, for each dimension."""
     assert not isinstance(module.padding, str)  # torch refuses words for transposed ones
     return tuple(module.padding)
 
 
 def windows_of(sizes: Sequence[int], stride: Sequence[int]) -> tuple[int, ...]:
-    """How many numbers of the input a cell of the output is made of, of each dimension of a kernel of `sizes`."""
+    """Return how many values of the input a cell of the output is computed from, for each dimension of a kernel of `sizes`."""
     return tuple(-(-size // step) for size, step in zip(sizes, stride, strict=True))
 
 
 def as_windows(kernel: Tensor, stride: Sequence[int]) -> Tensor:
-    """[C, out_channels, *sizes] -> [product of stride * out_channels, C, *windows], the first number of the input first."""
+    """Return a kernel [C, out_channels, *sizes] as [product of stride * out_channels, C, *windows], the first value of the input
+    first."""
     sizes = kernel.shape[2:]
     windows = windows_of(sizes, stride)
     missing = [count * step - size for count, step, size in zip(windows, stride, sizes, strict=True)]
@@ -38,7 +39,7 @@ def as_windows(kernel: Tensor, stride: Sequence[int]) -> Tensor:
 
 
 def as_kernel(made: Tensor, sizes: Sequence[int], stride: Sequence[int]) -> Tensor:
-    """The inverse of `as_windows`, contiguous."""
+    """Invert `as_windows`; the result is contiguous."""
     count = len(stride)
     cells = made.unflatten(0, (*stride, -1))  # *stride, out_channels, C, *windows
     taps = range(count + 2, 2 * count + 2)

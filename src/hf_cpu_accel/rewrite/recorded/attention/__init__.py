@@ -1,1 +1,1 @@
-"""Attention of recorded layers as one step, as they write it out or have torch compute it."""
+"""Attention of recorded layers as one step, whether written out or computed by torch."""

@@ -1,4 +1,4 @@
-"""Attention as one step, in the shapes in which a layer has written it."""
+"""Attention as one step, with the shapes that the layer uses."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ _KIND = "recorded layer"
 
 @dataclass(frozen=True)
 class Bias:
-    """What is added to scores.
+    """A tensor that is added to scores.
 
     Attributes:
-        factor: of it.
-        fill: what stands for the scores where it is true, as nothing is left of them beside it; or None: it is added itself.
-        is_of_windows: whether the batch of the scores is divided into images and windows meanwhile: [B, windows, heads, L, keys].
+        factor: its factor.
+        fill: the value that replaces the scores where it is true; None if it is added itself.
+        is_of_windows: whether the batch of the scores is divided into images and windows meanwhile: [B, windows, heads, L,
+            keys].
     """
 
     factor: float = 1.0
@@ -33,13 +34,13 @@ class Bias:
 
 
 class Attention:
-    """softmax(cap(scale * factors * query key) + biases) values, in the shapes in which that was written.
+    """softmax(cap(scale * factors * query key) + biases) values, with the shapes of the recorded steps.
 
     Args:
         scale: of the scores.
-        factors: how many of the tensors behind the values are factors; biases follow.
+        factors: how many of the tensors after the values are factors; biases follow.
         biases: how each is added.
-        heads: into how many the batch of the scores is divided while biases are added, or None.
+        heads: the number of heads into which the batch of the scores is divided while biases are added, or None.
         has_sink: whether the last tensor is a score [..., L, 1] of no key.
         softcap: of the scores, as in `ops.attention`.
     """
@@ -60,10 +61,10 @@ class Attention:
         self.has_sink, self.softcap = has_sink, softcap
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, *more: Tensor) -> Tensor:
-        """query [..., L, D], key [..., D, keys], value [..., keys, E] -> [..., L, E].
+        """Compute query [..., L, D], key [..., D, keys], value [..., keys, E] -> [..., L, E].
 
         Raises:
-            Mismatch: a factor is of each key, or scores were shaped otherwise than attention is.
+            Mismatch: a factor depends on the key, or the shapes of scores differ from those of attention.
         """
         if self.has_sink:
             *more, sink = more  # type: ignore[assignment]
@@ -84,7 +85,7 @@ class Attention:
         return output if output.shape[:-1] == shape else output.reshape(*shape, output.shape[-1])
 
     def weights(self, query: Tensor, key: Tensor, value: Tensor, *more: Tensor) -> Tensor:
-        """What the values are multiplied by [..., L, keys], which layers return unasked: computed when it is read."""
+        """Return the attention weights [..., L, keys], which layers return without being asked: computed when they are read."""
         if self.has_sink:
             raise Mismatch
         query, bias = self._prepared(query, more)
@@ -103,7 +104,7 @@ class Attention:
         return query, self._bias(more[self.factors :], query)
 
     def _divided(self, part: Tensor) -> Tensor:
-        """[B, heads, L, D]."""
+        """Return the tensor as [B, heads, L, D]."""
         if part.dim() == 3:
             return part.unsqueeze(1) if self.heads is None else part.unflatten(0, (-1, self.heads))
         return part.flatten(0, part.dim() - 4) if part.dim() > 4 else part
@@ -124,7 +125,7 @@ class Attention:
         return torch.matmul(self.softmax(query, key, bias).to(value.dtype), value)
 
     def softmax(self, query: Any, key: Any, bias: Tensor | None) -> Tensor:
-        """The weights, in plain torch."""
+        """Return the weights, computed by plain torch."""
         scores = torch.matmul(query, key) * self.scale
         if self.softcap is not None:
             scores = self.softcap * torch.tanh(scores / self.softcap)
@@ -136,10 +137,10 @@ class Attention:
 
 
 class Weights(LazyTensor):
-    """Those of an attention.
+    """Attention weights that are computed when they are read.
 
     Attributes:
-        made_of: the attention, queries, keys and what is added to scores.
+        made_of: the attention, queries, keys and the biases of scores.
     """
 
     made_of: tuple[Attention, list[VersionGuard | None]]
@@ -157,17 +158,19 @@ class Weights(LazyTensor):
 def _with_key_of_nothing(
     key: Tensor, value: Tensor, bias: Tensor | None, sink: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Keys [..., D, keys + 1], values [..., keys + 1, E] and biases [..., L, keys + 1]: with one of zeros, which gets `sink`."""
+    """Return keys [..., D, keys + 1], values [..., keys + 1, E] and biases [..., L, keys + 1], with a key of zeros whose score
+    is `sink`."""
     bias = sink.new_zeros(()) if bias is None else bias
     bias = torch.cat((bias.expand(*sink.shape[:-1], key.shape[-1]), sink.to(bias.dtype)), dim=-1)
     return functional.pad(key, (0, 1)), functional.pad(value, (0, 0, 0, 1)), bias
 
 
 def _of_all_windows(bias: Tensor, batch: int) -> Tensor:
-    """[B or 1, windows or 1, heads or 1, L, keys] -> [batch, heads or 1, L, keys], where the batch is one of windows.
+    """Return a bias [B or 1, windows or 1, heads or 1, L, keys] as [batch, heads or 1, L, keys], where the batch has all
+    windows.
 
     Raises:
-        Mismatch: they do not fit.
+        Mismatch: the sizes do not match.
     """
     bias = bias[(None,) * (5 - bias.dim())]
     windows = bias.shape[1]

@@ -1,4 +1,4 @@
-"""Layers that call torch's `scaled_dot_product_attention` themselves."""
+"""Replace calls of torch's `scaled_dot_product_attention` in layers that call it themselves."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hf_cpu_accel.rewrite.recorded.program import Step
 
 
 def with_our_attention(steps: Iterable[Step]) -> list[Step]:
-    """`steps` with ours in the place of torch's, which draws no random numbers."""
+    """Return `steps` with the attention of this package in place of torch's, if that draws no random numbers."""
     return [replace(step, function=dot_product_attention) if _may_be_ours(step) else step for step in steps]
 
 

@@ -1,4 +1,5 @@
-"""Attention that a layer writes out, in steps: products of queries and keys, what is done to these scores, softmax, and values."""
+"""Match attention that a layer writes out in steps: products of queries and keys, ops on these scores, softmax, and products
+with values."""
 
 from __future__ import annotations
 
@@ -34,10 +35,10 @@ _HIDDEN, _LOWEST = -1e8, -1e30
 
 
 def join_attention(steps: list[Step], output_reads: Counter[Ref]) -> list[Step]:
-    """`steps` with one in the place of each attention in them.
+    """Return `steps` with one step in place of each attention in them.
 
     Args:
-        output_reads: of the refs that are returned.
+        output_reads: reads of the refs that are returned.
     """
     for softmax in [step for step in steps if step.function in SOFTMAX]:
         found = _Written.of(softmax, steps, output_reads)
@@ -54,15 +55,16 @@ def join_attention(steps: list[Step], output_reads: Counter[Ref]) -> list[Step]:
 
 @dataclass
 class _Written:
-    """
+    """Attention in steps.
+
     Attributes:
         scores, values: the two products.
         inner: the steps between them, and the first.
-        scale: of the products of queries and keys, up to `capped` if that is given, and from there on.
-        capped: their scale where the tanh of them is taken.
-        factors: tensors that the scores are multiplied by, of one number for all keys.
-        biases: what is added to scores, and how, in their order.
-        heads: into how many the batch of the scores is divided while they are added, or None.
+        scale: of the products of queries and keys, up to `capped` if that is set, and from there on.
+        capped: their scale at the tanh.
+        factors: tensors that multiply the scores, with one number for all keys.
+        biases: the biases of scores, and how each is added, in their order.
+        heads: the number of heads into which the batch of the scores is divided while biases are added, or None.
         sink: a score of each query for no key, or None.
     """
 
@@ -117,7 +119,7 @@ class _Written:
         )
 
     def _take(self, step: Step) -> bool:
-        """Note what a step does to scores; False if that is none of what attention can do."""
+        """Record the effect of a step on scores; return False if attention does not support it."""
         first, *rest = step.args
         other = rest[0] if len(rest) == 1 and not step.kwargs else None
         if step.function in CAST:
@@ -154,7 +156,7 @@ class _Written:
         return True
 
     def _lower_fills(self) -> None:
-        """Where nothing is added to them, so that rows which may attend nothing attend all alike."""
+        """Lower fills after which nothing is added, so that rows without any key attend to all equally."""
         last = [
             bias.fill for _, bias in takewhile(lambda part: part[1].fill is not None, reversed(self.biases))
         ]
@@ -164,7 +166,7 @@ class _Written:
                 self.biases[place] = ref, replace(bias, fill=min(last[0], _LOWEST))  # type: ignore[type-var]
 
     def _zero(self, hidden: Any) -> bool:
-        """Give rows that may attend nothing zeros, as weights that were hidden are made 0 behind the softmax."""
+        """Give zeros to rows without any key, if hidden weights are set to 0 after the softmax."""
         found = [ref == hidden and bias.fill is not None for ref, bias in self.biases]
         self.biases = [
             (ref, replace(bias, fill=-math.inf) if zero else bias)
@@ -189,7 +191,8 @@ class _Written:
         return all(bias.fill is None for _, bias in self.biases) and math.isfinite(factor)
 
     def _viewed(self, shape: Any) -> bool:
-        """From [B * heads, L, keys] to [B, heads, L, keys] and back, or from [B * windows, heads, L, keys] to five and back."""
+        """Record a view from [B * heads, L, keys] to [B, heads, L, keys] and back, or from [B * windows, heads, L, keys] to five
+        dimensions and back."""
         if not isinstance(shape, tuple):
             return False
         if len(shape) == 5 and not self._in_windows and self.heads is None:
@@ -207,7 +210,7 @@ class _Written:
 def _above(
     softmax: Step, made: dict[Ref, Step], readers: dict[Ref, list[Step]], output_reads: Counter[Ref]
 ) -> list[Step] | None:
-    """The steps that made the scores, the last first, down to their product."""
+    """Return the steps that compute the scores, the last first, down to their product, or None."""
     found: list[Step] = []
     ref = softmax.args[0]
     while True:
@@ -224,7 +227,7 @@ def _above(
 
 
 def _below(softmax: Step, readers: dict[Ref, list[Step]], output_reads: Counter[Ref]) -> list[Step] | None:
-    """The steps from the weights to their product with values."""
+    """Return the steps from the weights to their product with values, or None."""
     found: list[Step] = []
     ref = softmax.result
     while True:
