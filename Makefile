@@ -23,8 +23,12 @@ $(VENV)/.torch:
 	touch $@
 
 # The environment with the package itself in editable mode. Torch is there first, so that nothing pulls another build of it, and the
-# kernels are built against it (no build isolation). pip builds those of this CPU only; up-to-date objects are not compiled again.
-EDITABLE = HF_CPU_ACCEL_TIERS=native $(BIN)/pip install -q --disable-pip-version-check --no-build-isolation -e
+# kernels are built against it (no build isolation). Up-to-date objects are not compiled again. `make demo` builds only the tier of this
+# CPU and `generic`, which is enough to try the package; every other target builds all tiers.
+TIERS_TO_BUILD = all
+demo: TIERS_TO_BUILD = native
+EDITABLE = HF_CPU_ACCEL_TIERS=$(TIERS_TO_BUILD) $(BIN)/pip install -q --disable-pip-version-check --no-build-isolation -e
+BUILD_KERNELS = HF_CPU_ACCEL_TIERS=$(TIERS_TO_BUILD) HF_CPU_ACCEL_REQUIRE_EXTENSION=1 $(BIN)/python setup.py -q build_ext --inplace
 $(VENV)/.demo: $(VENV)/.torch pyproject.toml
 	$(EDITABLE) ".[demo]"
 	touch $@
@@ -33,13 +37,11 @@ $(VENV)/.ready: $(VENV)/.demo
 	$(EDITABLE) ".[dev,demo,optimum,plot]"
 	touch $@
 
-# All tiers.
 kernels: $(VENV)/.ready
-	HF_CPU_ACCEL_TIERS=all HF_CPU_ACCEL_REQUIRE_EXTENSION=1 $(BIN)/python setup.py -q build_ext --inplace
+	$(BUILD_KERNELS)
 
-# The tier of this CPU and `generic`, which is enough to try the package.
 demo: $(VENV)/.demo
-	HF_CPU_ACCEL_TIERS=native HF_CPU_ACCEL_REQUIRE_EXTENSION=1 $(BIN)/python setup.py -q build_ext --inplace
+	$(BUILD_KERNELS)
 	$(BIN)/hf-cpu-accel demo
 
 # File by file in two processes, as most tests keep one core busy.

@@ -1,4 +1,4 @@
-"""Attention: our kernel against F.scaled_dot_product_attention, as a share of this machine's measured float32 peak.
+"""Compare the attention kernel with F.scaled_dot_product_attention, as a share of this machine's measured float32 peak.
 
 python -m benchmarks.attention
 python -m benchmarks.attention 8x12x128x64 --dtypes bfloat16
@@ -28,7 +28,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def measure(case: str, dtype: str, *, rounds: int, seconds: float) -> list[Cell]:
-    """Time of one call and agreement with float64, for both providers.
+    """Return the time of one call and the agreement with float64, for both providers.
 
     Args:
         case: "BxHxLxD"; queries, keys and values are the transposed views [B, H, L, D] of one projection's
@@ -66,10 +66,10 @@ def main(
     ] = None,
     dtypes: Annotated[str, typer.Option(help=f"Any of {', '.join(DTYPES)}.")] = ",".join(DTYPES),
     rounds: Annotated[int, typer.Option(min=1)] = 7,
-    seconds: Annotated[float, typer.Option(min=0, help="Least length of a burst.")] = 0.1,
+    seconds: Annotated[float, typer.Option(min=0, help="Minimum length of a burst, in seconds.")] = 0.1,
     threads: Annotated[int | None, typer.Option(min=1)] = None,
 ) -> None:
-    """Table of microseconds, GFLOP/s and share of the float32 peak, per shape and dtype, and a summary."""
+    """Print microseconds, GFLOP/s and the share of the float32 peak per shape and dtype, and a summary."""
     for text in shapes or ():
         if re.fullmatch(r"([1-9]\d*x){3}[1-9]\d*", text) is None:
             raise typer.BadParameter(f"shape {text!r} is not of the form BxHxLxD, e.g. {DEFAULT[0]}")

@@ -1,7 +1,7 @@
-"""How much memory Stable Diffusion 1.5 takes while it draws an image of 512 px: python -m benchmarks.diffusion_memory
+"""Measure the memory of Stable Diffusion 1.5 while it draws an image of 512 px: python -m benchmarks.diffusion_memory
 
-Random weights in the published sizes, without the safety checker; each system in a process of its own. What a process holds while
-it draws does not depend on the number of steps, so there are few.
+Random weights in the published sizes, without the safety checker; each system in a process of its own. The memory does not
+depend on the number of steps, so there are few.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Result:
 
 
 def pipeline(dtype: torch.dtype) -> diffusers.DiffusionPipeline:
-    """Stable Diffusion 1.5 with random weights, without a tokenizer."""
+    """Return Stable Diffusion 1.5 with random weights, without a tokenizer."""
     torch.manual_seed(0)
     text = transformers.CLIPTextConfig(
         vocab_size=49408,
@@ -97,7 +97,7 @@ def pipeline(dtype: torch.dtype) -> diffusers.DiffusionPipeline:
 
 
 def draw(pipe: diffusers.DiffusionPipeline, size: int, steps: int) -> None:
-    """One image with classifier-free guidance."""
+    """Draw one image with classifier-free guidance."""
     with torch.no_grad():
         prompts = pipe.text_encoder(torch.randint(49408, (2, 77)))[0]
     pipe(
@@ -111,7 +111,7 @@ def draw(pipe: diffusers.DiffusionPipeline, size: int, steps: int) -> None:
 
 
 def measure(system: str, size: int, steps: int, threads: int | None) -> Result:
-    """In this process, which should have done nothing else."""
+    """Measure in this process, which has to be a new one."""
     dtype, accelerated = SYSTEMS[system]
     if threads is not None:
         torch.set_num_threads(threads)
@@ -136,13 +136,15 @@ def _measure_alone(system: str, size: int, steps: int, threads: int | None) -> R
 
 
 def main(
-    systems: Annotated[str, typer.Option(help="Separated by commas.")] = ",".join(SYSTEMS),
+    systems: Annotated[str, typer.Option(help="Comma-separated systems.")] = ",".join(SYSTEMS),
     size: Annotated[int, typer.Option(min=64, help="Height and width of the image.")] = 512,
-    steps: Annotated[int, typer.Option(min=1, help="Few: memory does not depend on it.")] = 2,
+    steps: Annotated[int, typer.Option(min=1, help="Denoising steps; memory does not depend on them.")] = 2,
     threads: Threads = None,
-    here: Annotated[bool, typer.Option(help="One system, in this process, as a line of JSON.")] = False,
+    here: Annotated[
+        bool, typer.Option(help="Measure one system in this process, and print a line of JSON.")
+    ] = False,
 ) -> None:
-    """A table of what each system holds while it draws one image."""
+    """Print the memory of each system while it draws one image."""
     names = chosen_systems(systems, tuple(SYSTEMS))
     if here:
         print(json.dumps(asdict(measure(names[0], size, steps, threads))))

@@ -1,4 +1,4 @@
-"""The driver's end of a worker process; see protocol.py for what the two say."""
+"""The driver's end of a worker process; protocol.py describes their messages."""
 
 from __future__ import annotations
 
@@ -43,28 +43,28 @@ class Worker:
             )
 
     def wait_ready(self) -> dict[str, Any]:
-        """What the worker tells about its preparation. Raises WorkerError."""
+        """Return the facts of the worker's preparation. Raises WorkerError."""
         ready: dict[str, Any] = self._answer(_PREPARE_SECONDS)["ready"]
         return ready
 
     def burst(self, calls: int, seconds: float) -> tuple[float, ...]:
-        """Seconds of each call; see `hf_cpu_accel.measure.burst`."""
+        """Return the seconds of each call; see `hf_cpu_accel.measure.burst`."""
         return tuple(self._ask(do="burst", calls=calls, seconds=seconds)["times"])
 
     def generate(self) -> Generated:
-        """The times of one generated text."""
+        """Return the times of one generated text."""
         answer = self._ask(do="generate")
         return Generated(answer["first"], tuple(answer["steps"]))
 
     def output(self, folder: Path) -> list[torch.Tensor]:
-        """The float32 outputs of the first call."""
+        """Return the float32 outputs of the first call."""
         path = folder / f"{self.system}.npz"
         self._ask(do="output", path=str(path))
         with np.load(path) as arrays:
             return [torch.from_numpy(array) for array in arrays.values()]
 
     def close(self) -> None:
-        """End the process, politely first."""
+        """Ask the process to quit, and kill it if it does not."""
         if self._process.poll() is None and self._process.stdin is not None:
             with contextlib.suppress(BrokenPipeError):
                 self._process.stdin.write('{"do": "quit"}\n')
@@ -90,7 +90,7 @@ class Worker:
         # One line per request, so nothing is ever left in the buffer that select cannot see.
         if not select.select([stdout], [], [], timeout)[0]:
             self._process.kill()
-            raise WorkerError(f"{self.system} gave no answer within {timeout:.0f} s; see {self.log}")
+            raise WorkerError(f"{self.system} did not respond within {timeout:.0f} s; see {self.log}")
         line = stdout.readline()
         if not line:
             raise WorkerError(f"{self.system} died; see {self.log}")

@@ -1,9 +1,9 @@
-"""Is anything slower than eager at few tokens? Twelve models, one sequence of 1 to 64 tokens, three dtypes.
+"""Check that nothing is slower than eager at few tokens: twelve models, one sequence of 1 to 64 tokens, three dtypes.
 
 python -m benchmarks.few_rows
 
-One text is a few rows of every product: the time goes into reading weights and into calls, not into arithmetic. Each cell is held
-against eager of the same input dtype (int8 against float32), in turns within one process.
+One text is a few rows of every product: the time goes into reading weights and into calls, not into arithmetic. Each cell is
+compared with eager of the same input dtype (int8 with float32), in turns within one process.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ BOUND = 0.97
 
 
 def eager_dtype(dtype: str) -> torch.dtype:
-    """The dtype of the eager model that `dtype` is held against."""
+    """Return the dtype of the eager model that `dtype` is compared with."""
     return torch.bfloat16 if dtype == "bfloat16" else torch.float32
 
 
@@ -58,7 +58,7 @@ def forward(workload: workloads.Workload, model: nn.Module, inputs: dict[str, to
 def cells(
     name: str, rows: list[int], dtypes: list[str], rounds: int, seconds: float
 ) -> Iterator[tuple[str, int, float]]:
-    """(dtype, rows, times as fast as eager) of one model."""
+    """Return (dtype, rows, speedup over eager) of one model."""
     for dtype in dtypes:
         first = _workload(name, rows[0])
         eager = first.build().to(eager_dtype(dtype))
@@ -84,12 +84,16 @@ def _workload(name: str, rows: int) -> workloads.Workload:
 
 def main(
     models: Annotated[list[str] | None, typer.Argument(help=f"Of {', '.join(MODELS)}; all if none.")] = None,
-    rows: Annotated[str, typer.Option(help="Tokens of the sequence.")] = ",".join(map(str, ROWS)),
-    dtypes: Annotated[str, typer.Option(help="Of the packed weights.")] = ",".join(DTYPES),
+    rows: Annotated[str, typer.Option(help="Comma-separated numbers of tokens of the sequence.")] = ",".join(
+        map(str, ROWS)
+    ),
+    dtypes: Annotated[str, typer.Option(help="Comma-separated dtypes of the packed weights.")] = ",".join(
+        DTYPES
+    ),
     rounds: Annotated[int, typer.Option(min=1, help="Turns of each system.")] = 7,
-    seconds: Annotated[float, typer.Option(min=0, help="Least length of a turn.")] = 0.03,
+    seconds: Annotated[float, typer.Option(min=0, help="Minimum length of a turn, in seconds.")] = 0.03,
 ) -> None:
-    """Print how many times as fast as eager each cell is, and the worst; exit with 1 if one is below the bound."""
+    """Print the speedup of each cell over eager, and the lowest; exit with 1 if one is below the bound."""
     counts = [int(count) for count in rows.split(",")]
     table = Table("model", "dtype", *(f"{count} rows" for count in counts))
     worst, logarithms = (math.inf, ""), []

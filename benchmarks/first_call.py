@@ -1,4 +1,4 @@
-"""What checking the first real call costs: `verify="first"` beside `verify=True`, in turns.
+"""Measure the cost of checking the first real call: `verify="first"` and `verify=True` in turns.
 
 python -m benchmarks.first_call bert-base-uncased:1x128 vit-base:1
 
@@ -55,7 +55,7 @@ def begun(workload: Any, eager: nn.Module, dtype: str, verify: Any) -> tuple[nn.
 
 
 def row(workload: Any, dtype: str, rounds: int) -> tuple[str, str, str]:
-    """Milliseconds of an eager forward, how many of them the check costs, and the speed of later calls with it to that without."""
+    """Return ms of an eager forward, the check's cost in forwards, and the speed of later calls with it over without."""
     eager = workload.build()
     forward = partial(workload.forward, eager, workload.inputs(eager))
     forward()

@@ -2,7 +2,7 @@
 
 Workers prepare and warm up first. Then, under a lock that other runs of this harness wait for, the driver
 asks them for bursts in turn, A B C, C B A, ...; all but one sleep meanwhile. Probes of the machine's
-arithmetic and memory before and after tell whether it stayed the same machine.
+arithmetic and memory before and after show whether its speed stayed the same.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Record:
     probes: tuple[dict[str, float], ...] = ()
 
     def to_dict(self) -> dict[str, object]:
-        """Plain JSON values; seconds, bytes, GFLOP/s, GB/s."""
+        """Return plain JSON values: seconds, bytes, GFLOP/s, GB/s."""
         out: dict[str, object] = {"workload": self.workload, "system": self.system}
         if self.timing is None or self.base is None or self.agreement is None:
             return {**out, "error": self.error}
@@ -120,7 +120,7 @@ def _prepared(workload: str, system: str, threads: int | None) -> tuple[Worker, 
 
 def _bursts(workers: list[Worker], rounds: int, calls: int, seconds: float) -> None:
     turns = list(workers)
-    # The warm-up is not recorded, but tells who gets one call per burst.
+    # The warm-up is not recorded, but determines which systems get one call per burst.
     enough = {worker.system: 1 if worker.burst(1, 0.0)[0] > _LONG_CALL else calls for worker in turns}
     for _ in range(rounds):
         for worker in turns:
@@ -129,5 +129,5 @@ def _bursts(workers: list[Worker], rounds: int, calls: int, seconds: float) -> N
 
 
 def probe(threads: int | None) -> dict[str, float] | None:
-    """The machine's limits at this moment, None without the native kernels that measure them."""
+    """Measure the machine's limits; return None without the native kernels that measure them."""
     return asdict(hardware.measure_peaks(threads)) if extension.status().loaded else None

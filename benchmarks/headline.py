@@ -106,7 +106,7 @@ def graph_timings(systems: Mapping[str, Callable[[], object]], rounds: int) -> d
 
 def main(
     rounds: Annotated[int, typer.Option(min=1, help="Bursts of each system.")] = 5,
-    seconds: Annotated[float, typer.Option(min=0, help="Least length of a burst.")] = 0.5,
+    seconds: Annotated[float, typer.Option(min=0, help="Minimum length of a burst, in seconds.")] = 0.5,
     threads: Threads = None,
     out: Out = None,
     record: Keep = None,

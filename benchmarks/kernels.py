@@ -1,4 +1,4 @@
-"""What the kernel benchmarks share: one cell per shape, dtype and provider, their tables, and a summary over a grid."""
+"""Common parts of the kernel benchmarks: one cell per shape, dtype and provider, their tables, and a summary over a grid."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hf_cpu_accel.cli.tables import results_table
 from hf_cpu_accel.measure import Agreement, Timing, interleaved, speedup
 
 OURS = "ours"
-# Providers whose name ends so do less than the whole job: shown, but not what ours is held against.
+# Providers with this suffix do less than the whole job: shown, but not compared with ours.
 PARTIAL = " *"
 _HEADINGS = ("dtype", "provider", "us", "95 %\ninterval", "GFLOP/s", "% of\npeak", "rel\nerror")
 _SUMMARY = (
@@ -42,12 +42,12 @@ class Cell:
 
     @property
     def rate(self) -> float:
-        """GFLOP/s, for int8 GOP/s."""
+        """Return GFLOP/s, for int8 GOP/s."""
         return 1e-9 * self.operations / self.timing.seconds.value
 
     @property
     def share(self) -> float:
-        """Per cent of the peak."""
+        """Return the percentage of the peak."""
         return 100 * self.rate / self.peak
 
 
@@ -63,7 +63,7 @@ def measure(
     rounds: int,
     seconds: float,
 ) -> list[Cell]:
-    """Time providers in turns; a cell for each.
+    """Time providers in turns; return a cell for each.
 
     Args:
         passes: by provider, calls of `layers` layers one after the other.
@@ -80,7 +80,7 @@ def measure(
 
 
 def table(title: str, cells: Sequence[Cell]) -> Table:
-    """One row per cell of one case."""
+    """Return a table with a row per cell of one case."""
     out = results_table(_HEADINGS, title)
     for cell in cells:
         seconds = cell.timing.seconds
@@ -97,7 +97,7 @@ def table(title: str, cells: Sequence[Cell]) -> Table:
 
 
 def summary(cells: Sequence[Cell]) -> list[tuple[str, ...]]:
-    """For each dtype the share of the peak that ours reaches, and how it stands to torch's fastest op per shape.
+    """Return for each dtype the share of the peak that ours reaches, and its ratio to torch's fastest op per shape.
 
     A ratio of times below 1 means that torch was faster there.
     """
@@ -123,7 +123,7 @@ def summary(cells: Sequence[Cell]) -> list[tuple[str, ...]]:
 
 
 def summary_table(cells: Sequence[Cell]) -> Table:
-    """`summary` for the terminal."""
+    """Return `summary` as a table for the terminal."""
     out = results_table(_SUMMARY, "Summary of ours")
     for row in summary(cells):
         out.add_row(*row)
@@ -131,7 +131,7 @@ def summary_table(cells: Sequence[Cell]) -> Table:
 
 
 def _pairs(cells: Sequence[Cell]) -> Iterator[tuple[Cell, Cell]]:
-    """(ours, torch's fastest) of each shape and dtype."""
+    """Return (ours, torch's fastest) of each shape and dtype."""
     groups: dict[tuple[str, str], list[Cell]] = {}
     for cell in cells:
         groups.setdefault((cell.case, cell.dtype), []).append(cell)

@@ -1,4 +1,4 @@
-"""Starting a system's worker: the project's own with this interpreter, a rival with that of its environment."""
+"""Start a system's worker: the project's own with this interpreter, a rival with that of its environment."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hf_cpu_accel.runtime.threads import apply_threads
 
 
 def start(workload: str, system: str, threads: int | None) -> Worker:
-    """A worker that prepares `system`; WorkerError for a rival whose environment is not there.
+    """Return a worker that prepares `system`. Raises WorkerError for a rival without its environment.
 
     `threads` None means the number that this package chooses for the machine, for rivals too.
     """
@@ -29,7 +29,7 @@ def start(workload: str, system: str, threads: int | None) -> Worker:
 
 
 def start_writer(model: str, system: str, prompt: int, new: int, threads: int | None) -> Worker:
-    """The same for a system that generates `new` tokens after `prompt` tokens; `model` as generation/cases.py takes it."""
+    """Return a worker that generates `new` tokens after `prompt` tokens; `model` is a name of generation/cases.py."""
     lengths = [str(prompt), str(new)]
     if system not in GENERATORS:
         case = str(generation_cases.folder(model))
@@ -60,7 +60,7 @@ def _rival(system: str, workload: str, environment: str, arguments: list[str]) -
 
 
 def _usable(system: str, environment: str, threads: int | None) -> str:
-    """The number of threads for a rival whose environment is there; else WorkerError."""
+    """Return the number of threads for a rival. Raises WorkerError without its environment."""
     reason = setup.missing(environment)
     if reason is not None:
         raise WorkerError(f"{system} {reason}")

@@ -1,4 +1,4 @@
-"""Text that ships with Python, for training a small language model and for measuring it: nothing is downloaded.
+"""Text that ships with Python, to train and to evaluate a small language model without a download.
 
 The standard library's sources, the reference topics of pydoc and the licence. Which of it is held out depends on the names
 alone, so a model trained on one machine is measured on text that it has not seen on any other of the same Python version.
@@ -26,13 +26,13 @@ class Corpus:
 
 
 def corpus(folder: Path | None = None) -> Corpus:
-    """The documents below `folder`, by default the running Python's standard library, and pydoc's topics."""
+    """Return the documents below `folder`, by default the running Python's standard library, and pydoc's topics."""
     train, held_out = [], []
     # By digest: neighbours in the alphabet resemble each other.
     for digest, text in sorted((_digest(name), text) for name, text in _documents(folder)):
         (held_out if digest < _HELD_OUT_SHARE else train).append(text)
     if not train or not held_out:
-        raise ValueError(f"folder={folder}: too few .py files to train on some and hold others out")
+        raise ValueError(f"folder={folder}: too few .py files to split into training and held-out text")
     return Corpus(tuple(train), tuple(held_out))
 
 
@@ -52,5 +52,5 @@ def _documents(folder: Path | None) -> Iterator[tuple[str, str]]:
 
 
 def _digest(name: str) -> float:
-    """A number in [0, 1) from a name."""
+    """Return a number in [0, 1) from a name."""
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big") / 2**32

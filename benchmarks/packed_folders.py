@@ -1,9 +1,9 @@
-"""Loading, in time and memory: a language model from its checkpoint, packed while it is read, and from a packed folder.
+"""Measure time and memory of loading a language model: from its checkpoint, packed during the read, and from a packed folder.
 
     python -m benchmarks.packed_folders [--layers 17] [--only packing,peaks,loading,processes]
 
 The model is a Llama of 2048 features with random weights; 17 layers are 1.9 GB in bfloat16, and 1.0 GB packed in int8. Each row is
-measured in a process of its own. "peak" is the high-water mark of a process above what its imports take.
+measured in a separate process. "peak" is the high-water mark of a process above the memory of its imports.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _PROCESSES = 4
 
 
 def write_checkpoint(folder: Path, layers: int, dtype: str, shard: str) -> int:
-    """Returns the bytes of the weights in bfloat16."""
+    """Write the checkpoint; return the bytes of its weights in bfloat16."""
     sizes = {
         "hidden_size": 2048,
         "intermediate_size": 5632,
@@ -66,7 +66,7 @@ def answer(model: Any) -> None:
 
 
 def packing(rows: int = 11008, columns: int = 4096) -> None:
-    """GB/s of bfloat16 weights."""
+    """Print GB/s of bfloat16 weights."""
     weight = torch.randn(rows, columns).bfloat16()
     for dtype in DTYPES:
         pack_linear(weight, dtype)

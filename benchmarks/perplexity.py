@@ -1,9 +1,9 @@
-"""Does it still write the same? Perplexity on held-out text, eager float32 against this package in each dtype:
+"""Compare perplexity on held-out text of eager float32 and of this package in each dtype:
 
 python -m benchmarks.train_lm && python -m benchmarks.perplexity
 
-Twice, because different kernels serve: over whole windows, as prompts are read, and token by token inside `generate`, as text
-is written. And for float32: whether greedy search writes the very same tokens. Exit code 1 if a bar is missed.
+It is measured twice, since different kernels run: over whole windows (prefill), and token by token inside `generate` (decode).
+In float32, greedy search has to return the same tokens. The exit code is 1 if a bar is missed.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _HEADINGS = ("system", "reading", "to fp32", "writing", "to fp32", "bar", "greed
 
 @dataclass(frozen=True)
 class Plan:
-    """How much text: windows that are read at once, and windows of which all but the first `prompt` tokens are written."""
+    """Amounts of text: windows read in one call, and windows whose tokens after the first `prompt` are decoded."""
 
     context: int = 256
     read: int = 120
@@ -72,7 +72,7 @@ class Result:
 
     @property
     def met(self) -> bool | None:
-        """Whether both perplexities are within the bar, and for float32 all tokens the same; None without a bar."""
+        """Return whether both perplexities are within the bar, and in float32 all tokens equal; None without a bar."""
         if self.bar is None:
             return None
         near = all(abs(ratio - 1) <= self.bar for ratio in (self.reading_ratio, self.writing_ratio))
@@ -86,7 +86,7 @@ def evaluate(
     plan: Plan,
     say: Callable[[str], None] = lambda text: None,
 ) -> list[Result]:
-    """Eager float32, which is the base, eager bfloat16, each dtype, and float32 with each narrower cache.
+    """Evaluate eager float32 (the base), eager bfloat16, each dtype, and float32 with each narrower cache.
 
     Args:
         model: float32, in eval mode; stays as it is.
@@ -131,7 +131,7 @@ def evaluate(
 
 @torch.inference_mode()
 def reading(model: PreTrainedModel, ids: Tensor) -> float:
-    """Perplexity of windows [n, context] in one forward pass each, every token but the first given those before it."""
+    """Return the perplexity of windows [n, context] in one forward pass each, for every token but the first."""
     total = 0.0
     for window in ids.split(1):
         logits = model(input_ids=window).logits.float()
@@ -143,7 +143,7 @@ def reading(model: PreTrainedModel, ids: Tensor) -> float:
 
 @torch.inference_mode()
 def writing(model: PreTrainedModel, ids: Tensor, prompt: int) -> float:
-    """Perplexity of windows [n, context] behind their first `prompt` tokens, through `generate` that is made to write them."""
+    """Return the perplexity of windows [n, context] after their first `prompt` tokens, decoded by a forced `generate`."""
     total = 0.0
     for window in ids.split(1):
         dictation = _Dictation(window[0])
@@ -160,7 +160,7 @@ def writing(model: PreTrainedModel, ids: Tensor, prompt: int) -> float:
 
 
 def greedy(model: PreTrainedModel, prompts: Tensor, new: int) -> Tensor:
-    """int64 [n, new]: what greedy search writes after each of prompts [n, tokens]; nothing ends it early."""
+    """Return int64 [n, new]: the greedy tokens after each of prompts [n, tokens], without an early stop."""
     written = [
         model.generate(
             input_ids=prompt,
@@ -175,7 +175,7 @@ def greedy(model: PreTrainedModel, prompts: Tensor, new: int) -> Tensor:
 
 
 class _Dictation:
-    """A logits processor that leaves `generate` no other choice than the given tokens, and adds up what each cost."""
+    """A logits processor that forces `generate` to the tokens of the text, and sums their negative log-likelihoods."""
 
     def __init__(self, tokens: Tensor) -> None:
         self._tokens = tokens
@@ -196,9 +196,9 @@ def _common(tokens: Tensor, base: Tensor) -> float:
 
 def main(
     folder: Annotated[
-        Path | None, typer.Option(help="A trained model [default: where train_lm leaves it].")
+        Path | None, typer.Option(help="Folder of a trained model [default: the one of train_lm].")
     ] = None,
-    dtypes: Annotated[str, typer.Option(help="Separated by commas.")] = ",".join(
+    dtypes: Annotated[str, typer.Option(help="Comma-separated dtypes.")] = ",".join(
         dtype for dtype in DTYPES if dtype != "auto"
     ),
     threads: Threads = None,
@@ -248,7 +248,7 @@ def main(
 
 
 def cells(result: Result) -> tuple[str, ...]:
-    """One row, in the order of the headings."""
+    """Return one row, in the order of the headings."""
     return (
         result.system,
         f"{result.reading:.3f}",
@@ -262,7 +262,7 @@ def cells(result: Result) -> tuple[str, ...]:
 
 
 def table(results: Sequence[Result]) -> Table:
-    """For the terminal."""
+    """Return the table for the terminal."""
     out = results_table(_HEADINGS, "Perplexity on held-out text")
     for result in results:
         out.add_row(*cells(result))

@@ -1,6 +1,6 @@
-"""What a worker process and the driver say to each other; the worker's side, for every environment.
+"""The messages between a worker process and the driver; the worker's side, for every environment.
 
-One JSON object per line. The worker says {"ready": {...}} or {"error": "..."} once. Then it answers
+One JSON object per line. The worker sends {"ready": {...}} or {"error": "..."} once. Then it answers
 {"do": "burst", "calls": n, "seconds": s} by {"times": [...]}, {"do": "output", "path": p} by {"saved": p}
 once the float32 outputs lie there (numpy.savez), {"do": "generate"} by {"first": s, "steps": [...]}, and
 {"do": "quit"} ends it.
@@ -31,7 +31,7 @@ burst: Callable[..., tuple[float, ...]] = runpy.run_path(str(_TIMING))["burst"]
 class Prepared:
     """A system after its first call.
 
-    call: one forward pass. outputs: those of the first call, float32. facts: what the driver is told when ready.
+    call: one forward pass. outputs: those of the first call, float32. facts: the worker's "ready" message.
     """
 
     call: Callable[[], object]
@@ -51,7 +51,7 @@ class Writer:
 
 
 def serve(prepare: Callable[[], Prepared | Writer]) -> None:
-    """Prepare, tell how that went, and answer requests from standard input until told to quit."""
+    """Prepare, report the result, and respond to requests from standard input until a request to quit."""
     # The pipe to the driver is taken away from print(): libraries that print must not break the protocol.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)

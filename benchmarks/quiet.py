@@ -1,4 +1,4 @@
-"""Quiet while a measurement runs: one run at a time, ahead of other sessions where permitted."""
+"""Protect a measurement: one run at a time, with priority over other processes where permitted."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def group_priority(nice: int) -> Iterator[bool]:
     """Raise the weight of this login session against others; yields whether the kernel permitted it.
 
     With the scheduler's autogroups `nice` counts only inside a session, so a build in another session takes
-    half of the machine whatever its nice value. Without the right to raise priorities nothing happens.
+    half of the machine at any nice value. Without the right to raise priorities nothing happens.
     """
     path = Path("/proc/self/autogroup")
     try:

@@ -1,4 +1,4 @@
-"""How a run of the harness is shown: a table per workload, for the terminal and for the results that are kept."""
+"""Tables of a run of the harness, one per workload, for the terminal and for the recorded results."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ HEADINGS = (
 
 
 def cells(record: Record) -> tuple[str, ...]:
-    """One row: the numbers in the order of the headings, or the error."""
+    """Return one row: the numbers in the order of the headings, or the error."""
     if record.timing is None or record.base is None or record.agreement is None:
         error = textwrap.shorten(str(record.error), _ERROR_WIDTH, placeholder=" ...")
         return (record.system, f"failed: {error}", *[""] * (len(HEADINGS) - 2))
@@ -46,7 +46,7 @@ def cells(record: Record) -> tuple[str, ...]:
 
 
 def table(title: str, records: Sequence[Record]) -> Table:
-    """For the terminal; what failed is told below the numbers, where it does not widen their columns."""
+    """Return the table for the terminal; failures are listed below the numbers, where they do not widen the columns."""
     failed = [record for record in records if record.timing is None]
     out = results_table(
         HEADINGS,
@@ -60,19 +60,19 @@ def table(title: str, records: Sequence[Record]) -> Table:
 
 
 def note(records: Sequence[Any]) -> str:
-    """The probes that bracketed the records of a run; empty if none were made."""
+    """Return the probes before and after the records of a run; empty without probes."""
     probes = next((record.probes for record in records if record.probes), ())
     return f"Probe before and after: {'; '.join(probe_text(probe) for probe in probes)}." if probes else ""
 
 
 def markdown_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Numbers to the right, the first column to the left."""
+    """Return the table in Markdown: numbers to the right, the first column to the left."""
     aligned = ["---", *["---:"] * (len(headings) - 1)]
     return "\n".join(_line(row) for row in (headings, aligned, *rows))
 
 
 def probe_text(probe: dict[str, float]) -> str:
-    """The limits of the machine in one phrase."""
+    """Return the limits of the machine in one phrase."""
     return (
         f"{probe['float32']:.0f} GFLOP/s float32, {probe['bfloat16']:.0f} bfloat16, "
         f"{probe['int8']:.0f} GOP/s int8, {probe['read_bandwidth']:.0f} GB/s read"
@@ -80,13 +80,13 @@ def probe_text(probe: dict[str, float]) -> str:
 
 
 def setup(facts: Mapping[str, object], threads: int) -> str:
-    """The machine in one phrase, from `environment()`."""
+    """Return the machine in one phrase, from `environment()`."""
     kernels = f"{facts['kernels']} kernels" + (f", tier {facts['tier']}" if facts["tier"] else "")
     return f"{facts['cpu']}, {facts['cores']} cores, {threads} threads, {kernels}"
 
 
 def versions(facts: Mapping[str, object]) -> str:
-    """Python and packages in one phrase, from `environment()`."""
+    """Return Python and packages in one phrase, from `environment()`."""
     packages = facts["versions"]
     assert isinstance(packages, dict)
     return ", ".join(

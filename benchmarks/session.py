@@ -1,4 +1,4 @@
-"""One run of the harness over several workloads: shown as it goes, and kept as JSON lines and in the results of the machine."""
+"""Run the harness over several workloads: print each table, and write JSON lines and the machine's results."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ from hf_cpu_accel.runtime.threads import apply_threads
 
 # The options that the commands share.
 Rounds = Annotated[int, typer.Option(min=1, help="Bursts of each system; 6 or more give an interval.")]
-Seconds = Annotated[float, typer.Option(min=0, help="Least length of a burst.")]
+Seconds = Annotated[float, typer.Option(min=0, help="Minimum length of a burst, in seconds.")]
 Calls = Annotated[
     int,
-    typer.Option(min=1, help="Least number of calls of a burst; one where a call takes over two seconds."),
+    typer.Option(min=1, help="Minimum number of calls of a burst; one where a call takes over two seconds."),
 ]
-Threads = Annotated[int | None, typer.Option(min=1, help="For every system.")]
-Priority = Annotated[bool, typer.Option(help="Put other sessions behind, where permitted.")]
-Out = Annotated[Path | None, typer.Option(help="JSON lines are appended here.")]
+Threads = Annotated[int | None, typer.Option(min=1, help="Threads of every system.")]
+Priority = Annotated[bool, typer.Option(help="Run with priority over other processes, where permitted.")]
+Out = Annotated[Path | None, typer.Option(help="File to append JSON lines to.")]
 Keep = Annotated[
     Path | None,
     typer.Option(
         "--record",
-        help="A folder of results (benchmarks/results): the tables replace those of this machine, and its page is written anew.",
+        help="Folder of results (benchmarks/results): replace the tables of this machine, and regenerate its page.",
     ),
 ]
 
 
 def chosen_systems(names: str, known: Sequence[str]) -> list[str]:
-    """The systems of a comma-separated list, refused if one of them is not `known`."""
+    """Return the systems of a comma-separated list. Reject names that are not in `known`."""
     wanted = [name.strip() for name in names.split(",") if name.strip()]
     unknown = [name for name in wanted if name not in known]
     if unknown:
@@ -51,13 +51,13 @@ def chosen_systems(names: str, known: Sequence[str]) -> list[str]:
 
 
 def check_folder(folder: Path | None) -> None:
-    """Refuse what is no folder: minutes of measuring must not end there."""
+    """Reject a path that is no folder before minutes of measuring."""
     if folder is not None and not folder.is_dir():
         raise typer.BadParameter(f"--record: {folder} is no folder")
 
 
 def keep(folder: Path | None, tables: Sequence[store.Table]) -> None:
-    """Put tables into the data file of this machine, and write the pages that show it."""
+    """Write tables into the data file of this machine, and generate its pages."""
     if folder is not None:
         store.record(folder, tables)
         pages.write(folder)
@@ -65,7 +65,7 @@ def keep(folder: Path | None, tables: Sequence[store.Table]) -> None:
 
 @dataclass(frozen=True)
 class Settings:
-    """How every workload of a run is measured; see `harness.run`."""
+    """Settings for every workload of a run; see `harness.run`."""
 
     rounds: int = 7
     seconds: float = 1.0
@@ -76,7 +76,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class GenerationSettings:
-    """How every model of a run is measured; see `generation/harness.py`."""
+    """Settings for every model of a run; see `generation/harness.py`."""
 
     prompt: int
     new: int
@@ -130,14 +130,14 @@ class Session:
         return records
 
     def note(self, numbers: Mapping[str, object]) -> None:
-        """One line of JSON, with the facts of the machine."""
+        """Append a line of JSON with the facts of the machine."""
         with self._out.open("a", encoding="utf-8") as lines:
             lines.write(json.dumps({**self._facts, "command": self._command, **numbers}) + "\n")
 
     def keep(
         self, title: str, headings: Sequence[str], rows: Sequence[tuple[str, ...]], note: str = ""
     ) -> None:
-        """A table in the results of this machine: done after each, so that an interrupted run keeps what it has."""
+        """Record a table in the results of this machine, after each measurement, so that an interrupted run loses nothing."""
         columns = tuple(heading.replace("\n", " ") for heading in headings)
         setup, versions = report.setup(self._facts, self._threads), report.versions(self._facts)
         date = str(self._facts["date"])
@@ -147,5 +147,5 @@ class Session:
         keep(self._folder, [table])
 
     def close(self) -> None:
-        """Tell where the numbers are."""
+        """Print where the numbers are."""
         self.console.print(f"[dim]results appended to {self._out}[/dim]", highlight=False)

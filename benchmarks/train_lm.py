@@ -1,4 +1,4 @@
-"""Train a small language model, so that accuracy can be measured on weights that mean something:
+"""Train a small language model, to measure accuracy on trained weights:
 
 python -m benchmarks.train_lm --folder ~/my-lm
 
@@ -48,7 +48,7 @@ class Recipe:
 
 
 def default_folder() -> Path:
-    """Where the model lies unless another folder is named."""
+    """Return the default folder of the model."""
     return home_folder() / "bench" / "lm"
 
 
@@ -57,7 +57,7 @@ def train(
     recipe: Recipe,
     on_step: Callable[[int, float], None] = lambda step, loss: None,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
-    """A trained model in eval mode, float32, and its tokenizer.
+    """Return a trained model in eval mode, float32, and its tokenizer.
 
     Args:
         texts: documents; the model sees as much of them as its steps need, each part at most once while there are enough.
@@ -143,12 +143,14 @@ def _warmup_cosine(step: int, steps: int, warmup: float = 0.05, floor: float = 0
 
 def main(
     folder: Annotated[
-        Path | None, typer.Option(help="Where to save it [default: bench/lm in the cache folder].")
+        Path | None, typer.Option(help="Folder to save to [default: bench/lm in the cache folder].")
     ] = None,
     steps: Annotated[int, typer.Option(min=1, help="Training steps.")] = Recipe.steps,
-    threads: Annotated[int | None, typer.Option(min=1, help="[default: what doctor says]")] = None,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Threads [default: the choice of `hf-cpu-accel doctor`].")
+    ] = None,
 ) -> None:
-    """Train on text that ships with Python and save model and tokenizer."""
+    """Train on text that ships with Python, and save the model and the tokenizer."""
     from rich.progress import Progress, TextColumn
 
     apply_threads(threads)

@@ -1,4 +1,4 @@
-"""The half of a VAE that makes images, as a model that the library saves, loads, and calls like any other."""
+"""The decoder of a VAE as a model of its own, to save, load and call like any other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two checkouts of this package beside each other: did a change make anything slower?
+"""Compare the speed of two checkouts of this package:
 
 python -m benchmarks.versus ../before . bert-base-uncased:1x128=int8 all-MiniLM-L6-v2:1x32=float32
 
@@ -33,7 +33,7 @@ _WARM_CALLS = 12
 
 
 class Checkout:
-    """The package at `folder`, serving one workload in a process."""
+    """The package at `folder`, running one workload in a process."""
 
     def __init__(self, folder: Path, home: Path, row: str) -> None:
         folder = folder.resolve()
@@ -56,11 +56,11 @@ class Checkout:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise RuntimeError(f"the process ended with {self._process.wait()}")
+            raise RuntimeError(f"the process ended with exit code {self._process.wait()}")
         return line.strip()
 
     def measure(self, seconds: float) -> float:
-        """The median call of a burst, in seconds."""
+        """Return the median seconds of a call in a burst."""
         assert self._process.stdin is not None
         self._process.stdin.write(f"{seconds}\n")
         self._process.stdin.flush()
@@ -73,7 +73,7 @@ class Checkout:
 
 
 def serve(name: str, dtype: str) -> None:
-    """In the child: bursts as they are asked for."""
+    """Run bursts on request, in the child process."""
     from benchmarks import workloads
     from hf_cpu_accel import accelerate_for_cpu
 
@@ -95,7 +95,7 @@ def serve(name: str, dtype: str) -> None:
 
 
 def ratios(before: Path, after: Path, row: str, homes: Path, rounds: int, seconds: float) -> list[float]:
-    """How many times as fast `after` is, round by round, sorted."""
+    """Return the speedups of `after` over `before`, one per round, sorted."""
     checkouts = [Checkout(folder, homes / str(place), row) for place, folder in enumerate((before, after))]
     try:
         for checkout in checkouts:
@@ -113,14 +113,14 @@ def ratios(before: Path, after: Path, row: str, homes: Path, rounds: int, second
 
 def main(
     before: Annotated[Path, typer.Argument(help="A checkout with built kernels.")],
-    after: Annotated[Path, typer.Argument(help="Another one.")],
+    after: Annotated[Path, typer.Argument(help="Another checkout with built kernels.")],
     rows: Annotated[
         list[str] | None, typer.Argument(help="WORKLOAD=DTYPE, as benchmarks.run names them.")
     ] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Turns of each.")] = 10,
-    seconds: Annotated[float, typer.Option(min=0, help="Length of a turn.")] = 0.5,
+    seconds: Annotated[float, typer.Option(min=0, help="Length of a turn, in seconds.")] = 0.5,
 ) -> None:
-    """Print how many times as fast AFTER is as BEFORE."""
+    """Print the speedup of AFTER over BEFORE."""
     table = Table("workload", "dtype", "times as fast", "rounds")
     logarithms = []
     with tempfile.TemporaryDirectory() as homes:

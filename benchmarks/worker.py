@@ -1,4 +1,4 @@
-"""One of the project's own systems in a process of its own: prepares, then serves bursts; see protocol.py."""
+"""One of the project's own systems in a separate process: prepares, then runs bursts; see protocol.py."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hf_cpu_accel.runtime.threads import apply_threads
 
 
 def prepare(workload_name: str, system: str, threads: str) -> protocol.Prepared:
-    """Build the model and run it once; `threads` is a number, or empty for the machine's own choice."""
+    """Build the model and run it once; `threads` is a number, or empty for the default."""
     workload = workloads.parse(workload_name)
     choice = apply_threads(int(threads) if threads else None)
     chosen = systems.SYSTEMS[system]

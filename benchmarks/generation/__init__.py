@@ -1,1 +1,1 @@
-"""What systems that write text reach, side by side: `python -m benchmarks.generation`."""
+"""Text generation by this package and its rivals, side by side: `python -m benchmarks.generation`."""

@@ -1,4 +1,4 @@
-"""The models whose writing is measured, as checkpoints on disk: every system, rivals too, loads the very same one.
+"""The language models that are measured, as checkpoints on disk: every system, rivals too, loads the same one.
 
 A folder per model, `<home>/bench/generation/<title>-<digest>`; `model` in it is the checkpoint in bfloat16, and the rivals'
 workers keep their converted models beside it.
@@ -21,7 +21,7 @@ from hf_cpu_accel.runtime.private_files import make_folder
 
 
 def folder(name: str) -> Path:
-    """The case of a well-known shape with random weights, or of a checkpoint folder. Made where it is missing.
+    """Return the case of a well-known shape with random weights, or of a checkpoint folder. Create a missing one.
 
     Raises ValueError if `name` is neither.
     """
@@ -43,7 +43,7 @@ def folder(name: str) -> Path:
 
 
 def title(name: str) -> str:
-    """How tables name the model."""
+    """Return the model's name in tables."""
     return Path(name).resolve().name if os.path.isdir(name) else name
 
 

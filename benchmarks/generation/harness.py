@@ -1,4 +1,4 @@
-"""Systems that write, side by side: one process each, texts in turns, a probe of the memory around each text.
+"""Measure text generation side by side: one process per system, texts in turns, a probe of the memory around each text.
 
 A machine's memory may read at another speed for minutes at a time, so each text has a limit of its own to be compared with.
 """
@@ -36,7 +36,7 @@ class Run:
 class Record:
     """One system with one model; `error` instead of numbers if it could not be measured.
 
-    ready: what the worker told. base_runs, base_ready: the same of eager bfloat16.
+    ready: the worker's facts. base_runs, base_ready: the same of eager bfloat16.
     """
 
     workload: str
@@ -51,12 +51,12 @@ class Record:
 
     @property
     def first(self) -> Timing:
-        """Seconds to the first token, one per round."""
+        """Return the seconds to the first token, one per round."""
         return _timing(self.runs, "first")
 
     @property
     def step(self) -> Timing:
-        """Mean seconds per token after it, one per round."""
+        """Return the mean seconds per token after the first, one per round."""
         return _timing(self.runs, "step")
 
     @property
@@ -69,7 +69,7 @@ class Record:
 
     @property
     def read_share(self) -> Estimate | None:
-        """Of the bandwidth around each text, what the system's weights took."""
+        """Return the share of the bandwidth around each text that reading the system's weights took."""
         shares = [
             self.ready["step_bytes"] / run.text.step / run.bandwidth for run in self.runs if run.bandwidth
         ]
@@ -77,14 +77,14 @@ class Record:
 
     @property
     def flops_share(self) -> float | None:
-        """Of the arithmetic peak, the better one of before and after, what the prompt's linear layers took."""
+        """Return the share of the arithmetic peak (the better of before and after) that the prompt's linear layers took."""
         if not self.probes:
             return None
         peak = max(peak_of(Peaks(**probe), self.ready["dtype"]) for probe in self.probes)  # type: ignore[arg-type]
         return self.base_ready["first_flops"] / self.first.seconds.value / (peak * 1e9)
 
     def to_dict(self) -> dict[str, object]:
-        """Plain JSON values; seconds, bytes, bytes per second."""
+        """Return plain JSON values: seconds, bytes, bytes per second."""
         out: dict[str, object] = {"workload": self.workload, "system": self.system}
         if not self.runs:
             return {**out, "error": self.error}
@@ -116,7 +116,7 @@ def run(
     priority: bool = True,
     say: Callable[[str], None] = print,
 ) -> list[Record]:
-    """Let systems write with one model, side by side; the first record is the base, eager bfloat16.
+    """Measure systems side by side on one model; the first record is the base, eager bfloat16.
 
     Raises WorkerError if the base cannot be measured; other systems that fail become records with an error.
     """

@@ -27,7 +27,7 @@ MOST = 1.05  # times as long as without a cache
 
 
 def build(name: str, layers: int | None) -> Any:
-    """In eval mode, with at most so many layers."""
+    """Return the model in eval mode, with at most `layers` layers."""
     from transformers import AutoModelForCausalLM
 
     shape = config(name)
@@ -39,7 +39,7 @@ def build(name: str, layers: int | None) -> Any:
 
 
 def calls(model: Any, ids: torch.Tensor) -> dict[str, Callable[[], object]]:
-    """What is timed, by its name."""
+    """Return the timed calls by name."""
     cache = model(ids, logits_to_keep=1).past_key_values
 
     def step() -> None:
@@ -55,11 +55,13 @@ def calls(model: Any, ids: torch.Tensor) -> dict[str, Callable[[], object]]:
 
 def main(
     names: Annotated[
-        list[str] | None, typer.Argument(help="Of `hf-cpu-accel bench --random-config`.")
+        list[str] | None, typer.Argument(help="Names of `hf-cpu-accel bench --random-config`.")
     ] = None,
     tokens: Annotated[int, typer.Option(min=2)] = 128,
     dtype: Annotated[str, typer.Option()] = "int8",
-    layers: Annotated[int | None, typer.Option(min=1, help="At most so many; None: all.")] = None,
+    layers: Annotated[
+        int | None, typer.Option(min=1, help="Maximum number of layers [default: all].")
+    ] = None,
     rounds: Annotated[int, typer.Option(min=1)] = 7,
 ) -> None:
     """Print milliseconds, and how much longer a call with a cache takes; the exit code is 1 if that is more than 5 %."""

@@ -1,4 +1,4 @@
-"""How measured writing is shown: a table per model, for the terminal and for the results that are kept."""
+"""Tables of text generation, one per model, for the terminal and for the recorded results."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ HEADINGS = (
 
 
 def cells(record: Record) -> tuple[str, ...]:
-    """One row: the numbers in the order of the headings, or the error."""
+    """Return one row: the numbers in the order of the headings, or the error."""
     if not record.runs:
         error = textwrap.shorten(str(record.error), _ERROR_WIDTH, placeholder=" ...")
         return (record.system, f"failed: {error}", *[""] * (len(HEADINGS) - 2))
@@ -51,10 +51,10 @@ def cells(record: Record) -> tuple[str, ...]:
 
 
 def table(title: str, records: Sequence[Record]) -> Table:
-    """For the terminal; what failed is told below the numbers."""
+    """Return the table for the terminal; failures are listed below the numbers."""
     failed = [record for record in records if not record.runs]
-    told = "\n".join(f"{record.system} {escape(cells(record)[1])}" for record in failed)
-    out = results_table(HEADINGS, title, told or None)
+    failures = "\n".join(f"{record.system} {escape(cells(record)[1])}" for record in failed)
+    out = results_table(HEADINGS, title, failures or None)
     for record in records:
         if record not in failed:
             out.add_row(*(escape(cell) for cell in cells(record)))

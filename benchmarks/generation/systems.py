@@ -1,4 +1,4 @@
-"""Who writes: eager, and this package in each of its dtypes; from a bfloat16 checkpoint to the model that is timed."""
+"""The systems: eager, and this package in each of its dtypes; from a bfloat16 checkpoint to the model that is timed."""
 
 from __future__ import annotations
 

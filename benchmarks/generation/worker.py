@@ -1,4 +1,4 @@
-"""One of the project's own systems that writes, in a process of its own; see protocol.py."""
+"""Text generation by one of the project's own systems, in a separate process; see protocol.py."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hf_cpu_accel.runtime.threads import apply_threads
 
 
 def prepare(system: str, case: str, prompt: str, new: str, threads: str) -> protocol.Writer:
-    """Load the checkpoint of `case` and write once; `threads` is a number, or empty for the machine's own choice."""
+    """Load the checkpoint of `case` and generate once; `threads` is a number, or empty for the default."""
     dtype, make = SYSTEMS[system]
     choice = apply_threads(int(threads) if threads else None)
     workload = make_workload(f"{case}/model", None, 1, int(prompt), int(new))

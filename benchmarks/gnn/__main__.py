@@ -1,7 +1,7 @@
 """Graph neural networks against stock PyTorch Geometric and torch.sparse: python -m benchmarks.gnn [--graph arxiv|reddit|batch]
 
-Systems take turns. THP_MEM_ALLOC_ENABLE=1 gives torch's own tensors huge pages, from which the
-stock paths gain most: run with it and without. --nodes and --edges make a graph of any size.
+Systems take turns. THP_MEM_ALLOC_ENABLE=1 gives torch's own tensors huge pages, which helps the
+stock paths most: run with it and without. --nodes and --edges make a graph of any size.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ def _known(option: str, values: str, accepted: tuple[str, ...]) -> list[str]:
 
 def main(
     graph: Annotated[str, typer.Option(help=", ".join(SIZES))] = "arxiv",
-    nodes: Annotated[int, typer.Option(help="of a graph of its own, with --edges")] = 0,
-    edges: Annotated[int, typer.Option(help="of a graph of its own, with --nodes")] = 0,
+    nodes: Annotated[int, typer.Option(help="nodes of a custom graph, with --edges")] = 0,
+    edges: Annotated[int, typer.Option(help="edges of a custom graph, with --nodes")] = 0,
     widths: Annotated[str, typer.Option(help="features of the aggregations")] = "64,128",
     only: Annotated[str, typer.Option(help="models")] = ",".join(_MODELS),
     what: Annotated[str, typer.Option(help=f"of: {', '.join(_KINDS)}")] = "aggregation,inference,training",
-    compiled: Annotated[bool, typer.Option(help="stock under torch.compile, too")] = False,
-    narrow: Annotated[bool, typer.Option(help="ours with bfloat16 features, too")] = False,
+    compiled: Annotated[bool, typer.Option(help="also measure stock under torch.compile")] = False,
+    narrow: Annotated[bool, typer.Option(help="also measure ours with bfloat16 features")] = False,
     rounds: Annotated[int, typer.Option(min=1, help="turns of each system")] = 5,
 ) -> None:
-    """Medians of stock PyTorch Geometric, torch.sparse and this package, side by side on this machine."""
+    """Print medians of stock PyTorch Geometric, torch.sparse and this package, side by side on this machine."""
     graph = _known("--graph", graph, tuple(SIZES))[0]
     kinds, names = _known("--what", what, _KINDS), _known("--only", only, _MODELS)
     if (nodes > 0) != (edges > 0):
@@ -70,14 +70,14 @@ def main(
 
 
 def report(case: str, measured: dict[str, float], unit: str) -> None:
-    """A line per system as soon as it is known: whole tables take minutes."""
+    """Print a line per system when it is measured: whole tables take minutes."""
     for system, value in measured.items():
         ratio = value / max(measured["ours"], 1e-9)
         print(f"{case:26} {system:18} {value:9.1f} {unit:12} {ratio:6.2f} x ours", flush=True)
 
 
 def times(systems: Systems, rounds: int) -> dict[str, float]:
-    """Milliseconds, medians of turns."""
+    """Return milliseconds, medians of turns."""
     for run in systems.values():
         run()
     timings = interleaved(systems, rounds=rounds, calls=1, seconds=0.0)
@@ -85,7 +85,7 @@ def times(systems: Systems, rounds: int) -> dict[str, float]:
 
 
 def peak(run: Callable[[], object]) -> float:
-    """MiB by which a call raises the memory of the process, what it keeps for the next call being there already."""
+    """Return the MiB by which a call raises the memory of the process, after a first call has filled its caches."""
     run()
     release_buffers()
     with PeakMemory() as memory:

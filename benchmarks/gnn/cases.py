@@ -1,4 +1,4 @@
-"""What `benchmarks.gnn` compares: aggregations alone, and whole models in inference and in a training step."""
+"""The cases of `benchmarks.gnn`: aggregations alone, and whole models in inference and in a training step."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def aggregation_cases(edge_index: Tensor, nodes: int, widths: list[int]) -> dict
 
 
 def gradient_cases(edge_index: Tensor, nodes: int, widths: list[int]) -> dict[str, Systems]:
-    """The same forward and backward, against the two stock formats that have been fastest."""
+    """Return the same cases forward and backward, against the two fastest stock formats."""
     from torch_geometric import EdgeIndex
 
     rowptr, col, _ = coo_to_csr(edge_index[1], edge_index[0], nodes, nodes)

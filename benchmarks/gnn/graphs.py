@@ -16,7 +16,7 @@ QUADRANTS = (0.45, 0.22, 0.22, 0.11)
 
 
 def rmat(nodes: int, edges: int, seed: int = 0) -> Tensor:
-    """edge_index [2, edges] int64 without self-loops or repeated edges, in random order; kept in a file for the next time."""
+    """Return edge_index [2, edges] int64 without self-loops or repeated edges, in random order; cached in a file."""
     file = home_folder() / "benchmarks" / f"rmat_{nodes}_{edges}_{seed}.npy"
     if not file.exists():
         make_folder(file.parent)

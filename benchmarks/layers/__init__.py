@@ -1,1 +1,1 @@
-"""Whole layers beside what they are made of."""
+"""Layers as one operator, compared with their parts."""

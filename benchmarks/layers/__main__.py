@@ -1,6 +1,6 @@
-"""Layers of no known form, recorded, beside the same in parts and eager: `python -m benchmarks.layers [--threads 1] [--rounds 20]`.
+"""Compare recorded layers of no known form with their parts and eager: `python -m benchmarks.layers [--threads 1] [--rounds 20]`.
 
-The three take turns in one process. Printed are the fastest rounds in milliseconds of CPU time, of whole models.
+The three take turns in one process. The fastest rounds are printed, in milliseconds of CPU time of whole models.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def main() -> None:
 
 @torch.no_grad()
 def measured(model: nn.Module, batch: dict[str, Any], dtype: str, rounds: int) -> tuple[float, ...]:
-    """CPU seconds of a call: eager, in parts, recorded."""
+    """Return the CPU seconds of a call: eager, in parts, recorded."""
     forms = [model.eval(), *(accelerate_for_cpu(copy.deepcopy(model), dtype=dtype) for _ in range(2))]
     for layer in forms[1].modules():
         if isinstance(layer, FusedRecordedLayer):

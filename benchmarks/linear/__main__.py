@@ -1,4 +1,4 @@
-"""One linear layer: our packed GEMM against every packed one of torch, as a share of this machine's measured peak.
+"""Compare the packed GEMM of one linear layer with every packed GEMM of torch, as a share of this machine's measured peak.
 
 python -m benchmarks.linear 128x768x768 128x768x3072 --dtypes float32,int8
 python -m benchmarks.linear --grid            the project's goals: some five minutes on an idle machine
@@ -31,12 +31,12 @@ GRID = tuple(f"{m}x{kn}" for kn in _GRID_KN for m in (32, 128, 512, 1024))
 
 
 def copies(footprint: int, k: int, n: int) -> int:
-    """How many float32 weights [n, k] make `footprint` bytes, at least one."""
+    """Return the number of float32 weights [n, k] in `footprint` bytes, at least one."""
     return max(1, footprint // (4 * k * n))
 
 
 def measure(case: str, dtype: str, *, footprint: int, rounds: int, seconds: float) -> list[Cell]:
-    """Time per layer and agreement with float64, for each provider of one dtype.
+    """Return the time per layer and the agreement with float64, for each provider of one dtype.
 
     Args:
         case: "MxKxN" of [M, K] x [K, N].
@@ -79,10 +79,10 @@ def main(
     dtypes: Annotated[str, typer.Option(help=f"Any of {', '.join(PROVIDERS)}.")] = ",".join(PROVIDERS),
     footprint: Annotated[int, typer.Option(min=0, help="Megabytes of float32 weights per pass.")] = 64,
     rounds: Annotated[int, typer.Option(min=1)] = 5,
-    seconds: Annotated[float, typer.Option(min=0, help="Least length of a burst.")] = 0.05,
+    seconds: Annotated[float, typer.Option(min=0, help="Minimum length of a burst, in seconds.")] = 0.05,
     threads: Annotated[int | None, typer.Option(min=1)] = None,
 ) -> None:
-    """Table of microseconds, GFLOP/s and share of the peak, per shape, dtype and provider, and a summary."""
+    """Print microseconds, GFLOP/s and the share of the peak per shape, dtype and provider, and a summary."""
     if grid and shapes:
         raise typer.BadParameter(f"--grid and shapes ({' '.join(shapes)}): give one of them")
     for text in shapes or ():

@@ -1,9 +1,9 @@
-"""How near a linear layer with few rows comes to reading its weight as fast as memory gives it.
+"""Compare the rate at which a linear layer with few rows reads its weight with the read bandwidth of memory.
 
 python -m benchmarks.linear.decode 8192x2048 --rows 1,8
 
-A decoder reads all its weights for every token. So the calls go round over as many copies of the weight as fill `--footprint`,
-more than any cache holds, and the rate of bytes is held against that of plain reads before and after.
+A decoder reads all its weights for every token. So the calls cycle through as many copies of the weight as fill `--footprint`,
+more than any cache holds. The rate of bytes is compared with plain reads before and after.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ WEIGHTS = (*DTYPES[:-1], *(f"{dtype} g{group}" for dtype in _GROUPED for group i
 
 
 def copies(weight: str, n: int, k: int, footprint: int) -> list[PackedWeight]:
-    """As many of the same packed [n, k] as fill `footprint` bytes, two at least."""
+    """Return copies of a packed [n, k] that fill `footprint` bytes, at least two."""
     dtype, _, group = weight.partition(" g")
     matrix = torch.randn(n, k, generator=torch.Generator().manual_seed(0)) / k**0.5
     first = pack_linear(matrix, dtype, int4_group=int(group or 32))
@@ -44,7 +44,7 @@ def copies(weight: str, n: int, k: int, footprint: int) -> list[PackedWeight]:
 def measure(
     case: str, weight: str, rows: list[int], *, footprint: int, rounds: int
 ) -> list[tuple[int, float, float]]:
-    """(rows, GB/s, per cent of the read bandwidth) of one shape and kind of weight."""
+    """Return (rows, GB/s, percentage of the read bandwidth) of one shape and kind of weight."""
     n, k = (int(size) for size in case.split("x"))
     layers = copies(weight, n, k, footprint)
     inputs = {m: torch.randn(m, k, generator=torch.Generator().manual_seed(m)) for m in rows}
@@ -70,12 +70,12 @@ def main(
         list[str] | None, typer.Argument(metavar="NxK", help=f"[default: {' '.join(DEFAULT)}]")
     ] = None,
     weights: Annotated[str, typer.Option(help=f"Any of {', '.join(WEIGHTS)}.")] = ",".join(WEIGHTS),
-    rows: Annotated[str, typer.Option(help="Rows of the input.")] = "1,2,4,8,16",
+    rows: Annotated[str, typer.Option(help="Comma-separated numbers of rows of the input.")] = "1,2,4,8,16",
     footprint: Annotated[int, typer.Option(min=1, help="Megabytes of packed weights.")] = 640,
     rounds: Annotated[int, typer.Option(min=1)] = 5,
     threads: Annotated[int | None, typer.Option(min=1)] = None,
 ) -> None:
-    """Table of GB/s and per cent of the read bandwidth, per shape, kind of weight and number of rows."""
+    """Print GB/s and the percentage of the read bandwidth per shape, kind of weight and number of rows."""
     wanted, counts = weights.split(","), [int(m) for m in rows.split(",")]
     unknown = [weight for weight in wanted if weight not in WEIGHTS]
     if unknown:

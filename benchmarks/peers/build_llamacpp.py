@@ -22,12 +22,12 @@ _OPTIONS = (
 
 
 def sources(folder: Path) -> Path:
-    """llama.cpp's sources, with its converter, below a rival's folder."""
+    """Return the folder of llama.cpp's sources, with its converter, below a rival's folder."""
     return folder / "llama.cpp"
 
 
 def program(folder: Path, name: str) -> Path:
-    """One of its programs, built or not."""
+    """Return the path of a program, which may not be built."""
     return folder / "llama.cpp-build" / "bin" / name
 
 
@@ -54,10 +54,10 @@ def build(folder: Path) -> None:
 
 
 def _mend(file: Path) -> None:
-    """Hand AMX its whole configuration of tiles. gcc 12 takes its own intrinsic for one that reads the first 8 bytes, and drops
+    """Load AMX's whole tile configuration. gcc 12 takes its own intrinsic for one that reads the first 8 bytes, and drops
     what fills the rest: llama.cpp then ends in a segmentation fault at the first prompt."""
     text = file.read_text()
-    told = '__asm__ volatile ("ldtilecfg %0" :: "m" (tc));'
+    configured = '__asm__ volatile ("ldtilecfg %0" :: "m" (tc));'
     if text.count("_tile_loadconfig(&tc);") != 1:
         raise RuntimeError(f"{file} does not load its tiles as it did in {_SOURCES}")
-    file.write_text(text.replace("_tile_loadconfig(&tc);", told))
+    file.write_text(text.replace("_tile_loadconfig(&tc);", configured))

@@ -1,4 +1,4 @@
-"""What a rival is given: the weights and inputs of a workload, saved by the project's own environment.
+"""Weights and inputs of a workload for the rivals, saved by the project's own environment.
 
 A folder per model, `<home>/bench/cases/<model>-<digest>`, as save_pretrained writes it, and in it one per batch with
 `inputs.npz` and `calibration.npz`, where the rivals' workers keep their converted models too. The digests are of the
@@ -24,7 +24,7 @@ from hf_cpu_accel.runtime.private_files import make_folder
 
 
 def folder(name: str) -> Path:
-    """The folder of a workload with the inputs; its parent holds the model. Made where it is missing."""
+    """Return the folder of a workload with the inputs; its parent has the model. Create a missing one."""
     return _folder(name, home_folder() / "bench" / "cases")
 
 

@@ -14,14 +14,14 @@ from benchmarks.peers.model import SavedModel
 
 
 def convert(system: str, case: Path) -> Path:
-    """The case itself: nothing is converted ahead."""
+    """Return the case itself: nothing is converted ahead."""
     return case
 
 
 def load(
     system: str, case: Path, inputs: Inputs, threads: int
 ) -> tuple[Callable[[], Tensor], Callable[[Tensor], np.ndarray]]:
-    """(one forward pass, what makes an array of its result)."""
+    """Return (one forward pass, function from its result to an array)."""
     torch.set_num_threads(threads)
     dtype = torch.bfloat16 if system.endswith("bf16") else torch.float32
     model = SavedModel(case, dtype=dtype)
@@ -53,7 +53,7 @@ def _torchao(model: SavedModel) -> Callable[..., Tensor]:
 
 
 def _pt2e(model: SavedModel, tensors: list[Tensor]) -> Callable[..., Tensor]:
-    """Static 8 bits for x86, calibrated with the input itself."""
+    """Quantize to static 8 bits for x86, calibrated with the input itself."""
     import torch._inductor.config
     from torchao.quantization.pt2e import move_exported_model_to_eval
     from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e

@@ -1,4 +1,4 @@
-"""Converted models, made once in a process of their own and kept beside the case's inputs."""
+"""Convert models once, in a separate process, and save them beside the case's inputs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Inputs = dict[str, np.ndarray]  # in the order in which converted models take th
 
 
 def converted(case: Path, name: str, make: Callable[[Path, Path], None]) -> Path:
-    """The folder `name` of the case, filled by `make(case, folder)` if it is not there yet.
+    """Return the folder `name` of the case. `make(case, folder)` fills a missing one.
 
     `make` runs in another process: its memory is not the measured system's. It must be a module's function, or a
     partial of one; its errors are raised here.
@@ -34,13 +34,13 @@ def converted(case: Path, name: str, make: Callable[[Path, Path], None]) -> Path
 
 
 def inputs(case: Path) -> Inputs:
-    """The batch that is measured."""
+    """Return the batch that is measured."""
     with np.load(case / "inputs.npz") as arrays:
         return dict(arrays)
 
 
 def calibration(case: Path) -> list[Inputs]:
-    """Batches of the same shapes, and for text of the same mask, with other random values."""
+    """Return batches of the same shapes, and for text of the same mask, with other random values."""
     with np.load(case / "calibration.npz") as arrays:
         stacked = dict(arrays)
     return [dict(zip(stacked, batch, strict=True)) for batch in zip(*stacked.values(), strict=True)]

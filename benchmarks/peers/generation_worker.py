@@ -1,4 +1,4 @@
-"""A rival that writes, in a process and environment of its own; see benchmarks/protocol.py."""
+"""Text generation by a rival, in a separate process and environment; see benchmarks/protocol.py."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from benchmarks import protocol
 
 
 def prepare(module: str, system: str, case: str, prompt: str, new: str, threads: str) -> protocol.Writer:
-    """Let `system` of benchmarks.peers.`module` write once with the model of `case`.
+    """Generate once with `system` of benchmarks.peers.`module` and the model of `case`.
 
     Such a module has `convert(system, case)`, whose result is kept on disk and whose time does not count, and
     `load(system, converted, prompt, new, threads)`, which returns a callable that writes one text (the seconds to its first

@@ -1,4 +1,4 @@
-"""llama.cpp writes, timed by its own benchmark: `llama-bench` on models made by its own converter and quantizer."""
+"""Text generation by llama.cpp, timed by its own `llama-bench` on models of its own converter and quantizer."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _KINDS = {
 
 
 def convert(system: str, case: Path) -> Path:
-    """The file of the system's model."""
+    """Return the file of the system's model."""
     kind = _KINDS[system][0]
     whole = converted(case, "llamacpp-BF16", _write_gguf) / "model.gguf"
     if kind == "BF16":
@@ -35,7 +35,7 @@ def convert(system: str, case: Path) -> Path:
 def load(
     system: str, model: Path, prompt: int, new: int, threads: int
 ) -> tuple[Callable[[], tuple[float, list[float]]], dict[str, Any]]:
-    """(what writes one text, facts). Its programs load the model anew for each text; that is not in the times."""
+    """Return (function that writes one text, facts). Its programs load the model for each text; the times exclude that."""
 
     def write() -> tuple[float, list[float]]:
         first = _bench(model, threads, "-p", str(prompt), "-n", "0")
@@ -58,7 +58,7 @@ def _bench(model: Path, threads: int, *arguments: str) -> dict[str, Any]:
 
 
 def _write_gguf(case: Path, folder: Path) -> None:
-    """Weights alone: the checkpoints of the cases have no tokenizer, and none is needed for speed."""
+    """Write the weights alone: the checkpoints of the cases have no tokenizer, and none is needed for speed."""
     source = sources(_folder())
     sys.path[:0] = [str(source), str(source / "gguf-py")]
     import gguf
@@ -82,7 +82,7 @@ def _write_gguf(case: Path, folder: Path) -> None:
 
 
 def _as_published(parameters: dict[str, Any]) -> dict[str, Any]:
-    """A config.json as the converter knows it: transformers 5.24 has other names for Granite's layers than it is published with."""
+    """Return config.json as the converter reads it: transformers 5.24 names Granite's layers otherwise than the published file."""
     if parameters.get("model_type") != "granitemoehybrid":
         return parameters
     names = {"full_attention": "attention", "linear_attention": "mamba"}

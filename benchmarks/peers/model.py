@@ -11,7 +11,7 @@ from benchmarks.peers.conversion import inputs
 
 
 class SavedModel(nn.Module):
-    """The model of a case as (its inputs, in their order) -> its first output."""
+    """The model of a case: (its inputs, in their order) -> its first output."""
 
     def __init__(self, case: Path, **options: object) -> None:
         """`options` go to from_pretrained."""

@@ -14,7 +14,7 @@ from benchmarks.peers.conversion import Inputs, converted, inputs
 
 
 def convert(system: str, case: Path) -> Path:
-    """The file of the system's model."""
+    """Return the file of the system's model."""
     import onnxruntime
 
     name = f"onnxruntime-{onnxruntime.__version__}"
@@ -27,7 +27,7 @@ def convert(system: str, case: Path) -> Path:
 def load(
     system: str, model: Path, inputs: Inputs, threads: int
 ) -> tuple[Callable[[], Any], Callable[[Any], np.ndarray]]:
-    """(one forward pass, what makes an array of its result)."""
+    """Return (one forward pass, function from its result to an array)."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()

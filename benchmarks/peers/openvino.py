@@ -22,14 +22,14 @@ _ATTENTION = ("ScaledDotProductAttention", "Softmax")  # what models of convolut
 
 
 def convert(system: str, case: Path) -> Path:
-    """The file of the system's model."""
+    """Return the file of the system's model."""
     return _model(case, _KINDS[system][0])
 
 
 def load(
     system: str, model: Path, inputs: Inputs, threads: int
 ) -> tuple[Callable[[], Any], Callable[[Any], np.ndarray]]:
-    """(one forward pass, what makes an array of its result)."""
+    """Return (one forward pass, function from its result to an array)."""
     import openvino
 
     kind, precision = _KINDS[system]

@@ -1,4 +1,4 @@
-"""OpenVINO writes: exported by optimum-intel with a cache as state, weights compressed by NNCF, a greedy loop without overhead."""
+"""Text generation by OpenVINO: optimum-intel's export with a stateful cache, weights compressed by NNCF, a plain greedy loop."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _KINDS: dict[str, tuple[int, str, str]] = {
 
 
 def convert(system: str, case: Path) -> Path:
-    """The file of the system's model."""
+    """Return the file of the system's model."""
     import openvino
 
     bits = _KINDS[system][0]
@@ -33,7 +33,7 @@ def convert(system: str, case: Path) -> Path:
 def load(
     system: str, model: Path, prompt: int, new: int, threads: int
 ) -> tuple[Callable[[], tuple[float, list[float]]], dict[str, Any]]:
-    """(what writes one text, facts).
+    """Return (function that writes one text, facts).
 
     Int8 and int4 weights meet activations that OpenVINO quantizes at run time, as it does by default.
     """

@@ -1,4 +1,4 @@
-"""Which rivals there are, where they run, and whom they meet at which precision."""
+"""The rivals, their environments, and the systems that they are compared with at each precision."""
 
 from __future__ import annotations
 

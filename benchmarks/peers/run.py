@@ -1,4 +1,4 @@
-"""This package against its rivals: `make bench-peers`, or after `python -m benchmarks.peers.setup`:
+"""Compare this package with its rivals: `make bench-peers`, or after `python -m benchmarks.peers.setup`:
 
 python -m benchmarks.peers.run
 python -m benchmarks.peers.run bert-base-uncased:1x128 --precisions int8 --rivals openvino
@@ -30,7 +30,7 @@ def main(
     precisions: Annotated[str, typer.Option(help=f"Any of {', '.join(CONTESTS)}.")] = ",".join(USUAL),
     rivals: Annotated[
         str | None,
-        typer.Option(help="Only rivals whose name begins with one of these, e.g. openvino,compile."),
+        typer.Option(help="Measure only rivals whose name begins with one of these, e.g. openvino,compile."),
     ] = None,
     rounds: Rounds = 7,
     seconds: Seconds = 1.0,
@@ -40,7 +40,7 @@ def main(
     out: Out = None,
     record: Keep = None,
 ) -> None:
-    """One table per workload and precision, as many systems as fit in memory together, and a summary of all."""
+    """Print a table per workload and precision, with as many systems as fit in memory together, and a summary."""
     wanted = [precision.strip() for precision in precisions.split(",")]
     unknown = [precision for precision in wanted if precision not in CONTESTS]
     if unknown:

@@ -18,17 +18,17 @@ NAMES = tuple(sorted(path.stem for path in _REQUIREMENTS.glob("*.txt")))
 
 
 def folder(name: str) -> Path:
-    """Where a rival's environment lies, made or not."""
+    """Return the folder of a rival's environment, which may not exist."""
     return home_folder() / "peers" / name
 
 
 def python(name: str) -> Path:
-    """Its interpreter."""
+    """Return its interpreter."""
     return folder(name) / "bin" / "python"
 
 
 def missing(name: str) -> str | None:
-    """Why the rival cannot be started, None if its environment holds what its requirements ask for today."""
+    """Return why the rival cannot be started, None if its environment has its current requirements."""
     stamp = _stamp(name)
     if not stamp.exists():
         return f"has no environment; run `python -m benchmarks.peers.setup {name}`"
@@ -65,7 +65,7 @@ def main(
     names: Annotated[list[str] | None, typer.Argument(help=f"[default: {' '.join(NAMES)}]")] = None,
     torch_options: Annotated[str, typer.Option(help="Options of pip for torch, such as an index.")] = "",
 ) -> None:
-    """Make what is missing; exit code 1 if one could not be made, after trying all."""
+    """Make the missing environments; exit with 1, after trying all, if one could not be made."""
     unknown = [name for name in names or () if name not in NAMES]
     if unknown:
         raise typer.BadParameter(f"{unknown} are not known; accepted: {', '.join(NAMES)}")

@@ -1,4 +1,4 @@
-"""Where this package stands: for each workload and precision, against eager, the best rival, and OpenVINO."""
+"""Speedups of this package over eager, the best rival and OpenVINO, per workload and precision."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ HEADINGS = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """One contest: the records of one interleaved run, of which `ours` names this package's."""
+    """The records of one interleaved run; `ours` is the name of this package's system."""
 
     precision: str
     ours: str
@@ -35,22 +35,22 @@ class Outcome:
 
     @property
     def rivals(self) -> list[Record]:
-        """Those that were measured, the fastest first."""
+        """Return the rivals that were measured, the fastest first."""
         measured = [r for r in self.records if r.system not in (BASE, self.ours) and r.timing is not None]
         return sorted(measured, key=_median)
 
     def over(self, prefix: str) -> float | None:
-        """How many times faster than the fastest rival whose name begins so, paired in rounds; None without one."""
+        """Return the speedup over the fastest rival with this prefix, paired in rounds; None without one."""
         return self._over(next((rival for rival in self.rivals if rival.system.startswith(prefix)), None))
 
     @property
     def over_eager(self) -> float | None:
-        """How many times faster than eager float32."""
+        """Return the speedup over eager float32."""
         return self._over(self._named(BASE))
 
     @property
     def row(self) -> tuple[str, ...]:
-        """The cells of the summary."""
+        """Return the cells of the summary."""
         ours, best = self._named(self.ours), next(iter(self.rivals), None)
         return (
             ours.workload,
@@ -74,7 +74,7 @@ class Outcome:
 
 
 def rows(outcomes: Sequence[Outcome]) -> list[tuple[str, ...]]:
-    """One row per contest, then the geometric means of the ratios per precision."""
+    """Return one row per outcome, then the geometric means of the ratios per precision."""
     out = [outcome.row for outcome in outcomes]
     for precision in dict.fromkeys(outcome.precision for outcome in outcomes):
         group = [outcome for outcome in outcomes if outcome.precision == precision]
@@ -89,7 +89,7 @@ def rows(outcomes: Sequence[Outcome]) -> list[tuple[str, ...]]:
 
 
 def table(outcomes: Sequence[Outcome]) -> Table:
-    """For the terminal."""
+    """Return the table for the terminal."""
     out = results_table(HEADINGS, title="Summary")
     for row in rows(outcomes):
         out.add_row(*row)

@@ -1,4 +1,4 @@
-"""A rival in a process and environment of its own: prepares, then serves bursts; see benchmarks/protocol.py."""
+"""A rival in a separate process and environment: prepares, then runs bursts; see benchmarks/protocol.py."""
 
 from __future__ import annotations
 

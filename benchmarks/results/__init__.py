@@ -1,1 +1,1 @@
-"""What was measured: a data file for each machine, and the pages, the README's table and the charts that are made of them."""
+"""Recorded results: a data file per machine, and the pages, the README's table and the charts generated from them."""

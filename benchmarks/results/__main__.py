@@ -1,4 +1,4 @@
-"""Write what follows from the data of this folder anew: its pages, benchmarks/RESULTS.md, the README's table, the charts."""
+"""Generate from this folder's data: its pages, benchmarks/RESULTS.md, the README's table and the charts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from benchmarks.results import charts, pages
 
 
 def main() -> None:
-    """Print what was written."""
+    """Write the files and print their names."""
     for path in [*pages.write(), *charts.write()]:
         print(path)
 

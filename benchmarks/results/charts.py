@@ -1,4 +1,4 @@
-"""The charts of the site, from the data: how many times as fast as eager, and the roofline of a machine; each light and dark."""
+"""The charts of the site, from the data: speedups over eager, and the roofline of a machine; each light and dark."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _ABOVE, _BESIDE = (8, 7), (-7, -4)  # where a label stands by its point
 
 
 def write(folder: Path = FIGURES) -> list[Path]:
-    """Draw all; needs matplotlib."""
+    """Draw all charts. Needs matplotlib."""
     known = machines()
     written = []
     for theme in _THEMES:
@@ -36,7 +36,7 @@ def write(folder: Path = FIGURES) -> list[Path]:
 
 
 def speedups(figure: Any, known: Sequence[Machine], colors: Sequence[str]) -> None:
-    """Three bars for each row of the headline table: `torch.compile`, the faster rival, and the faster of ours."""
+    """Draw three bars for each row of the headline table: `torch.compile`, the faster rival, and the faster of ours."""
     bars = [(row.label, _bars(row)) for row in headline.rows(known)]
     most = max(max(pairs.values()) for _, pairs in bars)
     figure.set_size_inches(5.4, 0.35 + 0.62 * len(bars))
@@ -73,7 +73,7 @@ def _bars(row: headline.Row) -> dict[str, float]:
 
 
 def roofline(figure: Any, known: Sequence[Machine], colors: Sequence[str]) -> None:
-    """GPT-2 under the limits of the machine: operations a second over operations per byte of weights (Williams et al. 2009)."""
+    """Draw GPT-2 under the limits of the machine: operations/s over operations per byte of weights (Williams et al. 2009)."""
     table = next(m for m in known if m.key == "intel-xeon").table("gpt2, 128 + 64 tokens")
     probe = re.match(
         r"Probe before and after: (\d+) GFLOP/s float32, (\d+) bfloat16, (\d+) GOP/s int8, (\d+) GB/s",

@@ -1,4 +1,4 @@
-"""The README's table: the one that `benchmarks.headline` has measured last, on one machine."""
+"""The README's table: the latest run of `benchmarks.headline`, on one machine."""
 
 from __future__ import annotations
 

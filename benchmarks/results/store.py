@@ -18,7 +18,7 @@ FOLDER = Path(__file__).parent
 
 @dataclass(frozen=True)
 class Table:
-    """One table: `columns` are its headings, `rows` its cells as they are shown, `setup` is CPU, cores, threads and tier."""
+    """One table: `columns` are its headings, `rows` its cells as shown, `setup` is CPU, cores, threads and instruction set."""
 
     group: str
     title: str
@@ -36,7 +36,7 @@ class Table:
                 raise ValueError(f"{self.title}: {len(row)} cells in {row}, {len(self.columns)} columns")
 
     def cell(self, row: str, column: str) -> str:
-        """The text in a column of the first row that begins with `row`. Raises KeyError if there is no such row or column."""
+        """Return the text in a column of the first row that begins with `row`. Raises KeyError for a missing row or column."""
         try:
             found = next(cells for cells in self.rows if cells[0] == row)
             return found[self.columns.index(column)]
@@ -54,14 +54,14 @@ class Machine:
     tables: tuple[Table, ...] = field(default=())
 
     def table(self, title: str) -> Table:
-        """Raises KeyError if there is none of that title."""
+        """Return the table with a title. Raises KeyError if there is none."""
         for table in self.tables:
             if table.title == title:
                 return table
         raise KeyError(f"{self.key}: no table {title!r}")
 
     def with_table(self, table: Table) -> Machine:
-        """The same with this table in the place of its older run, or behind the others of its group."""
+        """Return a copy with this table instead of its older run, or after the other tables of its group."""
         places = [(old.group, old.title) for old in self.tables]
         tables = list(self.tables)
         if (table.group, table.title) in places:
@@ -79,7 +79,7 @@ def machines(folder: Path = FOLDER) -> list[Machine]:
 
 
 def load(path: Path) -> Machine:
-    """Raises OSError if the file cannot be read."""
+    """Return the machine of a file. Raises OSError if it cannot be read."""
     data = json.loads(path.read_text(encoding="utf-8"))
     tables = [
         Table(**{**table, "columns": tuple(table["columns"]), "rows": tuple(map(tuple, table["rows"]))})
@@ -97,7 +97,7 @@ def save(machine: Machine, folder: Path) -> None:
 
 
 def this_machine(folder: Path) -> Machine:
-    """The results of the machine that this runs on, without tables if it is new.
+    """Return the results of this machine, without tables if it is new.
 
     Clouds call different CPUs by one name; family and model tell them apart.
     """
@@ -112,7 +112,7 @@ def this_machine(folder: Path) -> Machine:
 
 
 def record(folder: Path, tables: Sequence[Table]) -> Machine:
-    """Keep tables that were measured on this machine. Raises OSError if its file cannot be written."""
+    """Record tables measured on this machine. Raises OSError if its file cannot be written."""
     machine = this_machine(folder)
     for table in tables:
         machine = machine.with_table(table)

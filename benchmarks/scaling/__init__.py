@@ -1,1 +1,1 @@
-"""What two of something do against one: ranks, processes over a graph, replicas; and what that says of many sockets."""
+"""Speedups of two ranks, processes over a graph, or replicas over one, and a model of many sockets."""

@@ -1,12 +1,12 @@
-"""What two of something showed, carried on to many sockets. A model and no measurement: no machine here has 64 sockets.
+"""A cost model of many sockets, from measurements of two workers. No machine here has 64 sockets.
 
 python -m benchmarks.scaling.cost [--sockets 64] [--link-us 20] [--link-gbs 10] [--page]
 
 Its inputs are in measured.json, which the other commands of this folder write with --record. `--page` puts the tables into
-benchmarks/scaling/README.md. What was measured while other work ran is left out of both, and named.
+benchmarks/scaling/README.md. Values measured while other work ran are left out of both, and listed.
 
 Workers (replicas, processes over a graph), after Amdahl: a part f of one worker's time cannot be shared, so that S of them do S
-/ (1 + f (S - 1)) times as much as one; f is what two showed. Two workers on one socket share its memory, which sockets do not:
+/ (1 + f (S - 1)) times as much as one; f is measured with two. Two workers on one socket share its memory, which sockets do not:
 f is rather too large for sockets.
 
 Ranks of a divided model: a token takes 1/S of the time of one rank, which reads 1/S of the weights; two sums per layer; and
@@ -46,7 +46,7 @@ class Workers:
 
     @classmethod
     def of(cls, speedup_of_two: float) -> Workers:
-        """From how many times as much two do as one.
+        """Return the model from the speedup of two workers over one.
 
         Raises:
             ValueError: that is not more than 0.
@@ -56,7 +56,7 @@ class Workers:
         return cls(min(max(2 / speedup_of_two - 1, 0.0), 1.0))
 
     def speedup(self, count: int) -> float:
-        """How many times as much `count` workers do as one."""
+        """Return the speedup of `count` workers over one."""
         return count / (1 + self.serial * (count - 1))
 
 
@@ -65,10 +65,10 @@ class Ranks:
     """A language model that is divided among ranks.
 
     Attributes:
-        token_ms: of a token on one rank.
-        sums: of each token.
-        sum_us: ranks -> what one of these takes.
-        rest_ms: of a token, what is not divided where there are several.
+        token_ms: Milliseconds of a token on one rank.
+        sums: Sums over the ranks for each token.
+        sum_us: ranks -> microseconds of one sum.
+        rest_ms: Milliseconds of a token that several ranks do not divide.
     """
 
     token_ms: float
@@ -77,32 +77,32 @@ class Ranks:
     rest_ms: float = 0.0
 
     def speedup(self, count: int) -> float:
-        """How many tokens `count` ranks write in the time that one needs for one."""
+        """Return the speedup in tokens/s of `count` ranks over one."""
         if count == 1:
             return 1.0
         return self.token_ms / (self.token_ms / count + self.sums * self.sum_us(count) / 1e3 + self.rest_ms)
 
 
 def ring_us(count: int, numbers: int, link_us: float, link_gbs: float) -> float:
-    """A sum of `numbers` floats around a ring of `count` machines."""
+    """Return the microseconds of a ring all-reduce of `numbers` floats over `count` machines."""
     return 2 * (count - 1) * (link_us + numbers * _FLOAT / count / (link_gbs * 1e3))
 
 
 def rows(measured: dict[str, dict[str, Any]], link_us: float, link_gbs: float) -> dict[str, Workers | Ranks]:
-    """What can be told of the things that were measured, by their names.
+    """Return the cost model of each measurement, by name.
 
-    Nothing of workers of which two did no more than one: something else was full, and the formula would say so of all numbers.
+    Workers are left out where two reached no more than one: another resource was full, and the formula does not cover that.
     """
-    found: dict[str, Workers | Ranks] = {}
+    models: dict[str, Workers | Ranks] = {}
     for name, values in measured.items():
         if "one_per_s" in values:
             if values["two_per_s"] > values["one_per_s"]:
-                found[name] = Workers.of(values["two_per_s"] / values["one_per_s"])
+                models[name] = Workers.of(values["two_per_s"] / values["one_per_s"])
         elif "one_s" in values:
-            found[name] = Workers.of(values["one_s"] / values["two_s"])
+            models[name] = Workers.of(values["one_s"] / values["two_s"])
         else:
-            found.update(_ranks(name, values, link_us, link_gbs))
-    return found
+            models.update(_ranks(name, values, link_us, link_gbs))
+    return models
 
 
 def _ranks(name: str, values: dict[str, Any], link_us: float, link_gbs: float) -> dict[str, Ranks]:
@@ -117,7 +117,7 @@ def _ranks(name: str, values: dict[str, Any], link_us: float, link_gbs: float) -
 
 
 def points(measured: dict[str, dict[str, Any]]) -> list[tuple[str, str, str, str]]:
-    """(what, one with a thread, one with two threads, two with a thread each) as they were measured."""
+    """Return (name, one with a thread, one with two threads, two with a thread each) as measured."""
     found = []
     for name, values in measured.items():
         if "one_per_s" in values:
@@ -136,12 +136,12 @@ def points(measured: dict[str, dict[str, Any]]) -> list[tuple[str, str, str, str
 
 
 def counts(sockets: int) -> list[int]:
-    """1, 2, 4, ... up to `sockets`."""
+    """Return 1, 2, 4, ... up to `sockets`."""
     return [2**power for power in range(sockets.bit_length()) if 2**power <= sockets]
 
 
 def page_tables(measured: dict[str, dict[str, Any]]) -> dict[str, str]:
-    """The tables of benchmarks/scaling/README.md, by the marks around them."""
+    """Return the tables of benchmarks/scaling/README.md by their marks."""
     quiet, busy = split(measured)
     several = counts(64)
     tables = {
@@ -165,7 +165,7 @@ def page_tables(measured: dict[str, dict[str, Any]]) -> dict[str, str]:
 
 
 def left_out(busy: dict[str, dict[str, Any]]) -> str:
-    """What has to be measured again, in words."""
+    """Return the sentence that lists the measurements to repeat."""
     each = (
         f"{name} (load {values['load']:g}, {values['machine']['cores']} cores)"
         for name, values in busy.items()
@@ -180,7 +180,7 @@ def _table(head: list[str], body: Sequence[Sequence[str]]) -> str:
 
 
 def write_page(page: Path = PAGE, measured: dict[str, dict[str, Any]] | None = None) -> None:
-    """Put the tables in the place of those that are there."""
+    """Replace the tables of the page."""
     text = page.read_text(encoding="utf-8")
     for mark, table in page_tables(read() if measured is None else measured).items():
         pattern = rf"(<!-- {mark} -->\n).*?(<!-- end -->)"
@@ -191,12 +191,12 @@ def write_page(page: Path = PAGE, measured: dict[str, dict[str, Any]] | None = N
 
 
 def main(
-    sockets: Annotated[int, typer.Option(min=2, help="Up to how many.")] = 64,
+    sockets: Annotated[int, typer.Option(min=2, help="Maximum number of sockets.")] = 64,
     link_us: Annotated[float, typer.Option(min=0, help="Latency of a message between machines, in us.")] = 20,
-    link_gbs: Annotated[float, typer.Option(min=0.001, help="The rate of a long one, in GB/s.")] = 10,
+    link_gbs: Annotated[float, typer.Option(min=0.001, help="Rate of a long message, in GB/s.")] = 10,
     page: Annotated[bool, typer.Option("--page", help="Write the tables of README.md.")] = False,
 ) -> None:
-    """Print what the model says as a table."""
+    """Print the predictions of the model as a table."""
     if page:
         write_page()
     table = results_table(["estimated speedup, workers", *map(str, counts(sockets))])

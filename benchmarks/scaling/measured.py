@@ -14,7 +14,7 @@ _OTHERS = 1  # of the load, what may be other work than the measurement's, which
 
 
 def record(name: str, values: dict[str, float], file: Path = FILE) -> None:
-    """Keep `values` under `name`, with the machine that they are of, and its load meanwhile (a mean over five minutes)."""
+    """Record `values` under `name`, with the machine and its load average over five minutes."""
     kept = read(file)
     facts = environment.environment()
     machine = {key: facts[key] for key in ("cpu", "cores", "tier") if key in facts}
@@ -27,12 +27,12 @@ def record(name: str, values: dict[str, float], file: Path = FILE) -> None:
 
 
 def read(file: Path = FILE) -> dict[str, dict[str, Any]]:
-    """All that is kept."""
+    """Return all recorded values."""
     return json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
 
 
 def split(measured: dict[str, dict[str, Any]]) -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]]]:
-    """What was measured on a machine with nothing else to do, and what was measured beside other work: its times say little."""
+    """Split into values measured on an idle machine, and values measured beside other work, whose times are unreliable."""
     busy = {
         name for name, values in measured.items() if values["load"] > values["machine"]["cores"] + _OTHERS
     }

@@ -1,8 +1,8 @@
-"""Layer-wise inference of graph networks by two processes against one with one thread and with two, out of files into files.
+"""Compare layer-wise GNN inference by two processes with one process of one and of two threads, from files to files.
 
 python -m benchmarks.scaling.partitions [--graph arxiv] [--features 128] [--record]
 
-The graph is R-MAT with the nodes and edges of ogbn-arxiv. Systems take turns; of each the best round counts.
+The graph is R-MAT with the nodes and edges of ogbn-arxiv. Systems take turns; the best round of each counts.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ MODELS = {"GCN": pyg.GCN, "GraphSAGE": pyg.GraphSAGE, "GAT": pyg.GAT}
 
 def main(
     graph: Annotated[str, typer.Option(help=f"One of {', '.join(SIZES)}.")] = "arxiv",
-    features: Annotated[int, typer.Option(help="Of each node and layer.")] = 128,
+    features: Annotated[int, typer.Option(help="Features of each node and layer.")] = 128,
     rounds: Annotated[int, typer.Option(help="Rounds.")] = 3,
-    record: Annotated[bool, typer.Option("--record", help="Keep the numbers for the cost model.")] = False,
+    record: Annotated[bool, typer.Option("--record", help="Record the numbers for the cost model.")] = False,
 ) -> None:
     """Measure, and print a table."""
     edge_index = rmat(*SIZES[graph])
@@ -58,7 +58,7 @@ def main(
 def _compare(
     model: Any, x: torch.Tensor, edge_index: torch.Tensor, out: Path, rounds: int
 ) -> tuple[dict[str, float], float]:
-    """Seconds of each system, and by how much its embeddings are off those of the whole graph."""
+    """Return the seconds of each system, and the deviation of its embeddings from those of the whole graph."""
     torch.set_num_threads(2)
     with torch.no_grad():
         whole = model(x, edge_index)

@@ -1,4 +1,4 @@
-"""Requests per second of one replica and of two of integrations/ray/serving.py on this machine: MiniLM, texts of some 30 tokens.
+"""Compare requests/s of one and of two replicas of integrations/ray/serving.py: MiniLM, texts of about 30 tokens.
 
 python -m benchmarks.scaling.ray_replicas [--clients 8] [--record]
 
@@ -31,10 +31,10 @@ TEXT = "A clerk at the town's small library found the missing book behind a shel
 
 
 def main(
-    clients: Annotated[int, typer.Option(help="Requests under way at a time.")] = 8,
+    clients: Annotated[int, typer.Option(help="Concurrent requests.")] = 8,
     requests: Annotated[int, typer.Option(help="Requests in each round.")] = 1000,
     rounds: Annotated[int, typer.Option(help="Rounds; the best one counts.")] = 3,
-    record: Annotated[bool, typer.Option("--record", help="Keep the numbers for the cost model.")] = False,
+    record: Annotated[bool, typer.Option("--record", help="Record the numbers for the cost model.")] = False,
 ) -> None:
     """Measure, and print a table."""
     found: dict[int, float] = {}

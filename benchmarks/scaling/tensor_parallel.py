@@ -1,9 +1,9 @@
-"""Text generation by two ranks (gloo, a thread each) against one process with one thread and with two, over the same weights.
+"""Compare text generation by two ranks (gloo, a thread each) with one process of one and of two threads, over the same weights.
 
 python -m benchmarks.scaling.tensor_parallel [--model Qwen2.5-0.5B] [--dtype int8] [--record]
 
-The model is built with random weights, and written to a temporary folder. Systems take turns, each in processes of its own; of each
-number the best round counts.
+The model is built with random weights, and written to a temporary folder. Systems take turns in separate processes; the best
+round of each number counts.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ def main(
     model: Annotated[
         str, typer.Option(help="A name of `hf-cpu-accel bench --random-config`.")
     ] = "Qwen2.5-0.5B",
-    dtype: Annotated[str, typer.Option(help="As accelerate_for_cpu takes it.")] = "int8",
+    dtype: Annotated[str, typer.Option(help="Dtype of accelerate_for_cpu.")] = "int8",
     rounds: Annotated[int, typer.Option(help="Rounds.")] = 3,
-    record: Annotated[bool, typer.Option("--record", help="Keep the numbers for the cost model.")] = False,
+    record: Annotated[bool, typer.Option("--record", help="Record the numbers for the cost model.")] = False,
     child: Annotated[str, typer.Option(hidden=True)] = "",
 ) -> None:
     """Measure, and print a table."""
@@ -97,7 +97,7 @@ def _run(folder: str, dtype: str, ranks: int, threads: int) -> dict[str, float]:
 
 
 def _measure(folder: Path, dtype: str) -> None:
-    """In a process that is to be measured: a line of JSON, of the first rank."""
+    """Measure in this process; the first rank prints a line of JSON."""
     from transformers import AutoModelForCausalLM
     from transformers.distributed import DistributedConfig
 

@@ -1,1 +1,1 @@
-"""What services and their parts do under load."""
+"""Servers and their parts under load."""

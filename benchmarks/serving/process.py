@@ -1,4 +1,4 @@
-"""A server as a process of its own, for as long as it is measured."""
+"""Run a server in a separate process during a measurement."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _START, _END = 300.0, 90.0  # seconds until it serves, and after SIGTERM; it giv
 
 
 def command(*models: str, dtype: str, threads: int | None = None) -> list[str]:
-    """`hf-cpu-accel serve` of these models, on a free port, by this Python."""
+    """Return the command of `hf-cpu-accel serve` for these models, on a free port, with this Python."""
     start = "from hf_cpu_accel.cli.main import app; app()"
     chosen = [] if threads is None else ["--threads", str(threads)]
     return [sys.executable, "-c", start, "serve", *models, "--dtype", dtype, "--port", "0", *chosen]
@@ -28,14 +28,14 @@ def command(*models: str, dtype: str, threads: int | None = None) -> list[str]:
 
 @contextmanager
 def server(command: Sequence[str], port: int | None = None) -> Iterator[tuple[int, psutil.Process]]:
-    """The port and the process of a server that this command starts.
+    """Start a server; yield its port and its process.
 
     Args:
         command: of any Python; this package is on its path.
-        port: that it will listen on; otherwise it says its address itself, on a line of its own.
+        port: The port that it will listen on; without it the server prints its address on a line.
 
     Raises:
-        RuntimeError: it ended before it served.
+        RuntimeError: it ended before it was ready.
         subprocess.TimeoutExpired: it did not end within 90 seconds of SIGTERM, and was killed.
     """
     path = [str(Path(hf_cpu_accel.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
@@ -45,7 +45,7 @@ def server(command: Sequence[str], port: int | None = None) -> Iterator[tuple[in
         try:
             found = _said(child) if port is None else _answering(child, port)
             if found is None:
-                raise RuntimeError(f"{' '.join(command)} ended before it served")
+                raise RuntimeError(f"{' '.join(command)} ended before it was ready")
             yield found, psutil.Process(child.pid)
         finally:
             child.terminate()
@@ -56,7 +56,7 @@ def server(command: Sequence[str], port: int | None = None) -> Iterator[tuple[in
 
 
 def free_port() -> int:
-    """One that is free at the moment."""
+    """Return a port that is free at the moment."""
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         return int(bound.getsockname()[1])

@@ -1,1 +1,1 @@
-"""Tiny models under many clients, lengths and dtypes for a long time: no wrong answer, no error, no memory lost."""
+"""Soak test: tiny models under many clients, lengths and dtypes, without a wrong output, an error or a memory leak."""

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.soak --minutes 30 --cycles 1000`: prints what it found; its exit status is 1 if anything was wrong."""
+"""`python -m benchmarks.soak --minutes 30 --cycles 1000`: prints its findings; the exit status is 1 after a failure."""
 
 from __future__ import annotations
 
@@ -18,9 +18,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.soak", description=__doc__)
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument(
-        "--cycles", type=int, default=1000, help="of accelerate and restore, on one model, at the end"
+        "--cycles", type=int, default=1000, help="cycles of accelerate and restore on one model, at the end"
     )
-    parser.add_argument("--requests", type=int, default=300, help="for each of the two models of a round")
+    parser.add_argument(
+        "--requests", type=int, default=300, help="requests to each of the two models of a round"
+    )
     parser.add_argument(
         "--crowd",
         type=int,
@@ -38,7 +40,7 @@ def main() -> int:
     cycled = cycles(served, served.build(), arguments.cycles)
     _print("cycles", cycled)
     crowded = crowds(arguments.crowd)
-    print(f"crowds: {crowded.answered} answers, {len(crowded.failures)} wrong")
+    print(f"crowds: {crowded.answered} outputs, {len(crowded.failures)} wrong")
     is_right = not soaked.failures and not cycled.failures and not crowded.failures
     return 0 if is_right and max(soaked.growth(), cycled.growth()) <= MOST_GROWTH else 1
 
@@ -53,7 +55,7 @@ def _print(name: str, report: Report) -> None:
         f"files {first.files} -> {last.files}"
     )
     if first.used is not None and last.used is not None:
-        print(f"  handed out by glibc {first.used / 1e6:.1f} -> {last.used / 1e6:.1f} MB")
+        print(f"  allocated by glibc {first.used / 1e6:.1f} -> {last.used / 1e6:.1f} MB")
     for failure in report.failures[:20]:
         print(f"  {failure}")
     sys.stdout.flush()

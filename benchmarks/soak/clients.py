@@ -1,4 +1,4 @@
-"""Threads that ask one model at the same time and check each answer."""
+"""Threads that call one model concurrently and check each output."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MOST_REPORTED = 20
 
 
 class Clients:
-    """Some threads, one intra-op thread each, that ask `model` one request after another.
+    """Threads, with one intra-op thread each, that call `model` repeatedly.
 
     Attributes:
         answered: how many answers there were.
@@ -31,7 +31,7 @@ class Clients:
         self._threads = [threading.Thread(target=self._ask) for _ in range(threads)]
 
     def ask(self, goes_on: Callable[[int], bool]) -> Clients:
-        """Ask until `goes_on(number)` says no: request `number` of all."""
+        """Call while `goes_on(number)` is true for the number of the call."""
         self._goes_on = goes_on
         for thread in self._threads:
             thread.start()

@@ -1,4 +1,4 @@
-"""What a process holds, as the system, glibc and Python see it."""
+"""The memory of a process, as the system, glibc and Python count it."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Held:
 
 
 def growth(sizes: Sequence[int], parts: int = 4) -> float:
-    """By how much memory rose from the second of so many parts of these sizes to the last: 0.01 is one percent.
+    """Return the growth of memory from the second of `parts` parts of these sizes to the last: 0.01 is one percent.
 
     The first part is the warm-up; of the others the median counts, as caches hold more or less at a moment.
 

@@ -35,12 +35,12 @@ class Report:
     held: list[Held] = field(default_factory=list)
 
     def growth(self) -> float:
-        """Of resident memory over the rounds."""
+        """Return the growth of resident memory over the rounds."""
         return growth([held.resident for held in self.held])
 
 
 class Soak:
-    """The models, their original states, and the answers of each in each dtype."""
+    """The models, their original states, and the outputs of each in each dtype."""
 
     def __init__(self, names: tuple[str, ...] = tuple(SERVED), seed: int = 0) -> None:
         self._names, self._random = names, random.Random(seed)
@@ -49,7 +49,7 @@ class Soak:
         self._answers: dict[tuple[str, str], list[Tensor]] = {}
 
     def run(self, goes_on: Callable[[int], bool], requests: int) -> Report:
-        """Rounds while `goes_on(number of the next)`, with so many requests for each of two models."""
+        """Run rounds while `goes_on(number)`, with `requests` for each of two models."""
         report, number = Report(), 0
         while goes_on(number):
             self._round(report, requests)
@@ -89,7 +89,7 @@ class Soak:
 
 
 def crowds(requests: int, threads: Sequence[int] = (4, 8)) -> Report:
-    """Each model under so many clients at once, from its first call on, in float32 and int8 in turn."""
+    """Call each model from many concurrent clients, from its first call on, in float32 and int8 in turn."""
     report = Report()
     for served in SERVED.values():
         for number, count in enumerate(threads):
@@ -105,7 +105,7 @@ def crowds(requests: int, threads: Sequence[int] = (4, 8)) -> Report:
 
 
 def cycles(served: Served, model: Any, times: int) -> Report:
-    """Accelerate, ask once, restore: `times` times, in all dtypes in turn."""
+    """Accelerate, call once, restore: `times` times, in all dtypes in turn."""
     report, state, expected = Report(), _state(model), served.answer(model, 0)
     for number in range(times):
         accelerate_for_cpu(model, dtype=DTYPES[number % len(DTYPES)], threads=1)
@@ -122,7 +122,7 @@ def cycles(served: Served, model: Any, times: int) -> Report:
 
 
 def until(seconds: float) -> Callable[[int], bool]:
-    """Says no when so much time has gone by."""
+    """Return a function that is false after this time."""
     end = time.monotonic() + seconds
     return lambda number: time.monotonic() < end
 

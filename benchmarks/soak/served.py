@@ -1,4 +1,4 @@
-"""Tiny models of the kinds that are served, and calls of them with answers that can be compared."""
+"""Tiny models of the supported kinds, and calls of them with comparable outputs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _BOUNDS = {torch.float32: 1e-4, torch.bfloat16: 0.05}
 
 @dataclass(frozen=True)
 class Served:
-    """A model and what is asked of it.
+    """A model and its calls.
 
     Attributes:
         build: the model, always with the same weights.
@@ -37,7 +37,7 @@ class Served:
             return self.call(model, self.request(number)).clone()
 
     def agrees(self, answer: Tensor, expected: Tensor) -> bool:
-        """Whether an answer is another's, up to rounding."""
+        """Return whether two outputs are equal up to rounding."""
         if self.exact:
             return torch.equal(answer, expected)
         bound = _BOUNDS[expected.dtype] * expected.abs().max()

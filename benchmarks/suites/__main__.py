@@ -39,11 +39,13 @@ def main(
     ] = _DEFAULT,
     rounds: Annotated[int, typer.Option(min=1, help="Bursts of each system.")] = 3,
     seconds: Annotated[
-        float, typer.Option(min=0, help="Least length of a burst, of two calls or more.")
+        float, typer.Option(min=0, help="Minimum length of a burst, in seconds; at least two calls.")
     ] = 0.3,
     threads: Threads = None,
     priority: Priority = True,
-    plot: Annotated[Path | None, typer.Option(help="An SVG or PNG of the geometric means.")] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="SVG or PNG file for a chart of the geometric means.")
+    ] = None,
     out: Out = None,
     record: Keep = None,
 ) -> None:
@@ -57,13 +59,13 @@ def main(
     session = Session("benchmarks.suites", settings, out, record, "The suites of TorchInductor's dashboards")
     rows: list[summary.Row] = []
     for case in tqdm(cases, unit="model", disable=None):
-        told = measured(case, wanted, settings)
-        if isinstance(told, str):
-            tqdm.write(f"{case.suite}.{case.name} failed: {told}")
+        results = measured(case, wanted, settings)
+        if isinstance(results, str):
+            tqdm.write(f"{case.suite}.{case.name} failed: {results}")
             continue
-        row = summary.Row.of(case, told)
+        row = summary.Row.of(case, results)
         rows.append(row)
-        session.note({"workload": f"{case.suite}.{case.name}:{case.batch}", "systems": told})
+        session.note({"workload": f"{case.suite}.{case.name}:{case.batch}", "systems": results})
         tqdm.write("  ".join((f"{case.suite}.{case.name:32s}", *summary.cells(row, wanted)[2:])))
         for system, error in row.errors.items():
             tqdm.write(f"  {system} failed: {error[:200]}")
@@ -76,7 +78,7 @@ def main(
 
 
 def chosen_cases(names: Sequence[str]) -> list[Case]:
-    """The models of suites, or single ones.
+    """Return the models of suites, or single models.
 
     Raises:
         typer.BadParameter: a name is of neither.
@@ -92,7 +94,7 @@ def chosen_cases(names: Sequence[str]) -> list[Case]:
 
 
 def measured(case: Case, wanted: Sequence[str], settings: Settings) -> dict[str, dict[str, object]] | str:
-    """What the worker of one model prints, or why it did not."""
+    """Return the results of one model's worker, or its error."""
     command = [
         sys.executable,
         "-m",
@@ -117,8 +119,8 @@ def measured(case: Case, wanted: Sequence[str], settings: Settings) -> dict[str,
         return (
             done.stderr.strip().splitlines()[-1] if done.stderr.strip() else f"ended with {done.returncode}"
         )
-    told: dict[str, dict[str, object]] = json.loads(done.stdout.strip().splitlines()[-1])
-    return told
+    results: dict[str, dict[str, object]] = json.loads(done.stdout.strip().splitlines()[-1])
+    return results
 
 
 def _tell(session: Session, rows: Sequence[summary.Row], wanted: Sequence[str]) -> None:

@@ -34,26 +34,26 @@ class Case:
         return SUITES[self.suite][self.name]
 
     def build(self) -> nn.Module:
-        """The float32 eager model; the same weights in every process."""
+        """Build the float32 eager model; the same weights in every process."""
         return random_models.seeded(self.model.build)
 
     def inputs(self, model: nn.Module, seed: int = 0) -> dict[str, Tensor]:
-        """Random ones; the same for the same seed."""
+        """Return random inputs; the same for the same seed."""
         return self.model.inputs(self.batch, torch.Generator().manual_seed(seed))
 
     def forward(self, model: nn.Module, inputs: dict[str, Tensor]) -> list[Tensor]:
-        """The first output, without gradients."""
+        """Return the first output, without gradients."""
         with torch.inference_mode():
             output: Any = model(**inputs) if self.model.by_name else model(*inputs.values())
         return [output if isinstance(output, Tensor) else output[0]]
 
     def real_tokens(self, outputs: Sequence[Tensor]) -> list[Tensor]:
-        """All of each input in one row: what few numbers of a map point to says little."""
+        """Return each output as one row per input: a cosine of a few numbers is unreliable."""
         return [output.flatten(1) for output in outputs]
 
 
 def case(name: str) -> Case | None:
-    """`SUITE.MODEL:BATCH`; None if it is something else."""
+    """Return the case of `SUITE.MODEL:BATCH`; None for other text."""
     match = re.fullmatch(r"(\w+)\.([\w.-]+):([1-9]\d*)", name)
     if match is None or match[2] not in SUITES.get(match[1], {}):
         return None

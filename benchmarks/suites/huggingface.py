@@ -25,7 +25,7 @@ def _model(family: str, name: str, config: str, inputs: Inputs | None = None, **
 
 
 def _boxes(batch: int, generator: Generator) -> dict[str, Tensor]:
-    """Token ids, and where each token stands on the page: left, top, right, bottom, from 0 to 1000."""
+    """Return token ids, and the box of each token on the page: left, top, right, bottom, from 0 to 1000."""
     first, more = torch.randint(0, 500, (2, batch, 128, 2), generator=generator)
     return {**token_ids(30_000, "input_ids")(batch, generator), "bbox": torch.cat((first, first + more), -1)}
 

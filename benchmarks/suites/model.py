@@ -15,7 +15,7 @@ Inputs = Callable[[int, Generator], dict[str, Tensor]]
 class Model:
     """
     Attributes:
-        family: of which the geometric mean is told.
+        family: The group whose geometric mean is reported.
         inputs: makes the arguments of the forward for a batch.
         by_name: whether the forward is given them by name; else in their order.
     """
@@ -27,7 +27,7 @@ class Model:
 
 
 def noise(**shapes: tuple[int, ...]) -> Inputs:
-    """Makes normal noise [batch, *shape] for each argument."""
+    """Return a function that makes normal noise [batch, *shape] for each argument."""
     return lambda batch, generator: {
         name: torch.randn(batch, *shape, generator=generator) for name, shape in shapes.items()
     }
@@ -38,7 +38,7 @@ def image(size: int = 224) -> Inputs:
 
 
 def token_ids(vocabulary: int, *names: str, length: int = 128) -> Inputs:
-    """Makes int64 [batch, length] for each argument."""
+    """Return a function that makes int64 [batch, length] for each argument."""
     # The first few stand for padding and the ends of texts.
     return lambda batch, generator: {
         name: torch.randint(10, vocabulary, (batch, length), generator=generator) for name in names

@@ -1,4 +1,4 @@
-"""What a run of the suites is told as: rows of models, geometric means by family, and a picture of these."""
+"""The report of a run of the suites: rows of models, geometric means by family, and a chart of these."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class Row:
     errors: dict[str, str]
 
     @classmethod
-    def of(cls, case: Case, told: dict[str, dict[str, object]]) -> Row:
-        """Of what a worker has printed."""
-        measured = {name: one for name, one in told.items() if "error" not in one}
+    def of(cls, case: Case, results: dict[str, dict[str, object]]) -> Row:
+        """Return the row of a worker's results."""
+        measured = {name: one for name, one in results.items() if "error" not in one}
         timings = {name: Timing(tuple(map(tuple, one["rounds"]))) for name, one in measured.items()}  # type: ignore[call-overload]
         base = timings[systems.BASE]
         return cls(
@@ -41,7 +41,7 @@ class Row:
             {name: timing.seconds.value for name, timing in timings.items()},
             {name: speedup(base, timing).value for name, timing in timings.items()},
             {name: float(one["cosine"]) for name, one in measured.items()},  # type: ignore[arg-type]
-            {name: str(one["error"]) for name, one in told.items() if "error" in one},
+            {name: str(one["error"]) for name, one in results.items() if "error" in one},
         )
 
 
@@ -59,12 +59,12 @@ class Family:
     gains: dict[str, list[float]]
 
     def mean(self, system: str) -> float | None:
-        """The geometric one; None if the system could run none of the models."""
+        """Return the geometric mean; None if the system could run none of the models."""
         return statistics.geometric_mean(self.gains[system]) if self.gains[system] else None
 
 
 def families(rows: Sequence[Row], chosen: Sequence[str]) -> list[Family]:
-    """Each family of each suite, and all."""
+    """Return each family of each suite, and all together."""
     groups: dict[str, list[Row]] = {}
     for row in rows:
         groups.setdefault(f"{row.case.suite}: {row.case.model.family}", []).append(row)
@@ -89,7 +89,7 @@ def headings(chosen: Sequence[str]) -> tuple[str, ...]:
 
 
 def cells(row: Row, chosen: Sequence[str]) -> tuple[str, ...]:
-    """How many times as fast as eager each other system is; "failed" where it could not be measured."""
+    """Return the speedup of each other system over eager; "failed" where it could not be measured."""
     others = _others(chosen)
     gains = [f"{row.gains[name]:.2f}x" if name in row.gains else "failed" for name in others]
     cosines = [
@@ -106,33 +106,33 @@ def family_headings(chosen: Sequence[str]) -> tuple[str, ...]:
 
 
 def family_cells(family: Family) -> tuple[str, ...]:
-    """The geometric mean and the least of each system's gains, and how many models it could run if not all."""
-    told: list[str] = []
+    """Return the geometric mean and the minimum of each system's speedups, and its number of models if not all."""
+    texts: list[str] = []
     for system, gains in family.gains.items():
         mean = family.mean(system)
         if mean is None:
-            told += ["failed", ""]
+            texts += ["failed", ""]
             continue
         of = "" if len(gains) == family.models else f" of {len(gains)}"
-        told += [f"{mean:.2f}x{of}", f"{min(gains):.2f}x"]
-    return (family.name, str(family.models), *told)
+        texts += [f"{mean:.2f}x{of}", f"{min(gains):.2f}x"]
+    return (family.name, str(family.models), *texts)
 
 
-def draw(told: Sequence[Family], path: Path) -> None:
-    """A bar for each family and system; needs matplotlib."""
+def draw(groups: Sequence[Family], path: Path) -> None:
+    """Draw a bar for each family and system. Needs matplotlib."""
     from matplotlib.figure import Figure
 
-    others = list(told[0].gains)
+    others = list(groups[0].gains)
     step = len(others) + 1
-    figure = Figure(figsize=(7, 0.6 + len(told) * (0.25 + 0.22 * len(others))), layout="constrained")
+    figure = Figure(figsize=(7, 0.6 + len(groups) * (0.25 + 0.22 * len(others))), layout="constrained")
     axes = figure.add_subplot()
     for number, system in enumerate(others):
-        means = [family.mean(system) or 0.0 for family in told]
-        at = [place * step + number for place in range(len(told))]
+        means = [family.mean(system) or 0.0 for family in groups]
+        at = [place * step + number for place in range(len(groups))]
         bars = axes.barh(at, means, height=0.9, label=system)
         axes.bar_label(bars, [f"{mean:.2f}x" for mean in means], padding=2, fontsize=8)
-    middles = [place * step + (len(others) - 1) / 2 for place in range(len(told))]
-    axes.set_yticks(middles, [f"{family.name} ({family.models})" for family in told])
+    middles = [place * step + (len(others) - 1) / 2 for place in range(len(groups))]
+    axes.set_yticks(middles, [f"{family.name} ({family.models})" for family in groups])
     axes.axvline(1, linestyle=":", linewidth=1, color="black")
     axes.invert_yaxis()
     axes.set_xlabel("times as fast as eager float32, geometric mean")

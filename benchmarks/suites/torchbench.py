@@ -17,7 +17,7 @@ def _images(family: str, build: Callable[[], nn.Module], size: int = 224) -> Mod
 
 
 def _many(rows: int, inputs: Inputs) -> Inputs:
-    """These models are nothing at a batch of one: so many rows for each."""
+    """Return inputs with `rows` rows per item of the batch, since one row is too short to measure."""
     return lambda batch, generator: inputs(rows * batch, generator)
 
 

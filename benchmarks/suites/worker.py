@@ -1,7 +1,7 @@
 """One model of a suite in a process of its own: `python -m benchmarks.suites.worker CASE SYSTEMS ROUNDS SECONDS THREADS`.
 
-All systems are in it, each with a copy of the model, and take turns. What it prints last is one line of JSON: for each system
-the seconds of its bursts and how its answer agrees with eager's, or its error.
+All systems are in it, each with a copy of the model, and take turns. The last line of its output is JSON: for each
+system the seconds of its bursts and the agreement of its output with eager's, or its error.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ def main(name: str, chosen: str, rounds: str, seconds: str, threads: str) -> Non
     assert found is not None, name
     calls, answers, failed = _prepared(found, chosen.split(","))
     timings = interleaved(calls, rounds=int(rounds), calls=2, seconds=float(seconds))
-    told: dict[str, Any] = {system: {"error": error} for system, error in failed.items()}
+    results: dict[str, Any] = {system: {"error": error} for system, error in failed.items()}
     for system, timing in timings.items():
         agreement = compare(answers[system], answers[systems.BASE])
-        told[system] = {"rounds": timing.rounds, "cosine": agreement.worst_cosine}
-    print(json.dumps(told))
+        results[system] = {"rounds": timing.rounds, "cosine": agreement.worst_cosine}
+    print(json.dumps(results))
 
 
 def _prepared(
     found: Case, chosen: list[str]
 ) -> tuple[dict[str, Callable[[], Any]], dict[str, list[Tensor]], dict[str, str]]:
-    """What calls each system, its answer, and the errors of those that have none."""
+    """Return the call of each system, its output, and the errors of the systems without one."""
     model = found.build()
     calls: dict[str, Callable[[], Any]] = {}
     answers: dict[str, list[Tensor]] = {}

@@ -1,6 +1,6 @@
 """Workloads, by name: well-known shapes with random weights, at batch sizes and lengths that servers see.
 
-Text encoders are here, what writes is in writing.py, what sees, hears and paints in media.py.
+Text encoders are here, encoder-decoders in writing.py, models of images and sound in media.py.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class Workload:
 
 
 def examples(workload: Workload | Media | Writing, model: nn.Module) -> list[dict[str, Tensor]]:
-    """What every system that quantizes with examples is given: batches as those measured, with other random values."""
+    """Return calibration batches: shapes of the measured batches, other random values."""
     return [workload.inputs(model, seed) for seed in range(1, 1 + _EXAMPLES)]
 
 

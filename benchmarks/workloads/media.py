@@ -1,5 +1,5 @@
-"""Models that see, hear and paint, and one that finds names in texts: published architectures with random weights, each on inputs
-of its usual size."""
+"""Models of images and sound, and one that finds names in texts: published architectures with random weights, each on inputs of
+its usual size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models of the last years that see and write, hear, speak and paint: published shapes, or two blocks of the real width, with
+"""Recent models of text, images and sound: published shapes, or two blocks of the real width, with
 random weights."""
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def _mimi() -> nn.Module:
 
 
 def _sound_and_codes(batch: int, generator: Generator) -> dict[str, Tensor]:
-    """4 seconds at 24 kHz, and the codes of 4 seconds: 12.5 frames a second of 32 codebooks, of which 8 are in use."""
+    """4 seconds at 24 kHz, and the codes of 4 seconds: 12.5 frames a second of 32 codebooks, with 8 in use."""
     return {
         "input_values": 0.1 * torch.randn(batch, 1, 4 * 24000, generator=generator),
         "codes": torch.randint(0, 2048, (batch, 8, 50), generator=generator),
@@ -192,7 +192,7 @@ def _painted(model: Any, inputs: dict[str, Tensor]) -> Tensor:
 
 
 def first_output(model: Any, inputs: dict[str, Tensor]) -> Tensor:
-    """What most models answer."""
+    """Return the first output of the model."""
     output: Tensor = model(**inputs)[0]
     return output
 

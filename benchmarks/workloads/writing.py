@@ -1,4 +1,4 @@
-"""What encoder-decoders do for a living: they read a text and write another, the way their pipelines have them do it."""
+"""Encoder-decoders that read one text and write another, called as their pipelines call them."""
 
 from __future__ import annotations
 
@@ -59,9 +59,10 @@ class Writing:
 
 
 def writing(name: str, batch: int, tokens: int, new: int) -> Writing:
-    """
+    """Return the workload of an encoder-decoder that reads `tokens` tokens and writes `new`.
+
     Raises:
-        ValueError: no such shape, or it does not read one text and write another.
+        ValueError: The shape is unknown, or it is no encoder-decoder, or a number is below one.
     """
     if not random_models.config(name).is_encoder_decoder:
         raise ValueError(

@@ -36,7 +36,7 @@ def test_a_server_on_a_port_is_waited_for() -> None:
 
 def test_a_server_that_ends_before_it_serves_is_told() -> None:
     with (
-        pytest.raises(RuntimeError, match="ended before it served"),
+        pytest.raises(RuntimeError, match="ended before it was ready"),
         server([sys.executable, "-c", ""], free_port()),
     ):
         pass

@@ -1,4 +1,4 @@
-"""Our cache and transformers' own, given the same calls."""
+"""The cache of this package and that of transformers, with the same calls."""
 
 import torch
 from transformers import DynamicCache, Gemma2Config, LlamaConfig

@@ -24,5 +24,5 @@ def loops(monkeypatch):
 
 @pytest.fixture
 def replayed(monkeypatch):
-    """One entry for each step that was replayed: whether it was as foreseen."""
+    """A list with one entry for each replayed step: whether it was as predicted."""
     return count_replayed(monkeypatch)

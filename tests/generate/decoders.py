@@ -1,4 +1,4 @@
-"""Tiny random models that generate text, the same ones accelerated, and prompts for them."""
+"""Tiny random models that generate text, accelerated copies, and prompts for them."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def prompt(length: int = 7, batch: int = 1, padded: bool = False, seed: int = 0)
 
 
 def both(name: str, inputs: dict[str, Tensor], seed: int = 0, **settings: object) -> tuple[object, object]:
-    """What eager and the accelerated model generate, with the same random numbers."""
+    """Return the tokens of eager and of the accelerated model, with the same random numbers."""
     results = []
     for model in (eager(name), accelerated(name)):
         torch.manual_seed(seed)

@@ -1,4 +1,4 @@
-"""Text that is generated with replayed steps and without."""
+"""Text generated with and without replayed steps."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SETTINGS = {
 
 
 def count_replayed(monkeypatch):
-    """A list that gets an entry for each step that is replayed from now on: whether it was as foreseen."""
+    """Return a list that gets an entry for each step that is replayed from now on: whether it was as predicted."""
     found, run = [], Program.run
 
     def counted(self, inputs, step, **options):

@@ -1,4 +1,4 @@
-"""Beam search in our loop gives the tokens, the scores and the cache that transformers' loop gives."""
+"""Beam search of this package returns the tokens, the scores and the cache of transformers' loop."""
 
 from __future__ import annotations
 

@@ -184,7 +184,7 @@ def test_storage_of_another_dtype(dtype):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int8])
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 def test_a_narrow_storage_goes_through_all_that_a_wide_one_does(dtype, config):
-    """Beams, copies, crops and windows move what is stored, and change nothing of it."""
+    """Beams, copies, crops and windows move stored values without changing them."""
 
     def rounded(state):
         return from_storage(to_storage(state, dtype), torch.float32)
@@ -240,7 +240,7 @@ def test_a_cache_that_was_filled_in_inference_mode_can_be_used_outside_of_it():
 
 
 def test_what_no_layer_wrote_is_not_a_number_that_spoils_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fused layers leave left padding out; other layers multiply what is there with probability 0."""
+    """Fused layers skip left padding; other layers multiply its values by probability 0."""
     empty = torch.empty
     monkeypatch.setattr(torch, "empty", lambda *args, **kwargs: empty(*args, **kwargs).fill_(float("nan")))
     layer = CPUCacheLayer()

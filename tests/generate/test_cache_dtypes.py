@@ -1,4 +1,4 @@
-"""What the keys and values of generated text are stored in: what is chosen, and that everything that generates works on it."""
+"""Dtypes of the KV cache: the choice, and every loop on it."""
 
 import pytest
 import torch
@@ -45,7 +45,7 @@ def test_narrow_weights_get_a_narrow_cache_and_choices_win(dtype, kv_cache, stor
     model = accelerated("llama", dtype, kv_cache)
     assert {storage.dtype for storage in generated(model)[1]} == {stored}
     item = next(item for item in explain(model).items if item.structure == "KV cache")
-    asked = "as the keys" if (dtype, kv_cache) == ("float32", "auto") else str(stored).removeprefix("torch.")
+    asked = "key dtype" if (dtype, kv_cache) == ("float32", "auto") else str(stored).removeprefix("torch.")
     assert item.dtype == asked
 
 

@@ -1,4 +1,4 @@
-"""What a cache refuses: other storages, models, batches, layers, and what can no longer be taken back."""
+"""Errors of a cache: other storage dtypes, models, batches, layers, and tokens that cannot be removed."""
 
 import pytest
 import torch

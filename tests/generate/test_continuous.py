@@ -1,4 +1,4 @@
-"""`generate_batch` on our attention over transformers' pages, against transformers' own."""
+"""`generate_batch` with this package's attention over transformers' pages, compared with transformers."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The decode loop gives what transformers' loop gives, token for token, for the same random numbers."""
+"""The decode loop returns the tokens of transformers' loop, for the same random numbers."""
 
 import pytest
 import torch
@@ -114,7 +114,7 @@ def test_scores_and_logits(name, loops):
 
 
 class ForbidTheLast(LogitsProcessor):
-    """Changes scores in place, and keeps what it got."""
+    """Changes scores in place, and keeps its arguments."""
 
     def __init__(self):
         self.seen = []

@@ -1,4 +1,4 @@
-"""`generate` of an accelerated model: who runs what, and that it is on that one model only and can be taken back."""
+"""`generate` of an accelerated model: which code runs, for that model only, and restored."""
 
 import copy
 import inspect
@@ -132,7 +132,7 @@ def test_a_setting_of_the_model_is_a_choice_too(loops):
 @pytest.mark.parametrize("name", ["llama", "gemma2"])
 @pytest.mark.parametrize("whole", [True, False])
 def test_a_conversation_goes_on_with_the_cache_of_before(name, whole, loops):
-    """The whole conversation is passed again, or only what is new with a mask over all."""
+    """The whole conversation is passed again, or only the new tokens with a mask over all."""
     histories = []
     for model in (eager(name), accelerated(name)):
         sequence, cache = prompt(9)["input_ids"], None

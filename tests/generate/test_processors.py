@@ -1,4 +1,4 @@
-"""Processors that work in place, and the choice of the largest scores, give what transformers and torch give."""
+"""In-place processors, and the choice of the largest scores, agree with transformers and torch."""
 
 from __future__ import annotations
 

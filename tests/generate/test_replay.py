@@ -1,4 +1,4 @@
-"""Steps that are replayed give what the model's own code gives, bit by bit."""
+"""Replayed steps agree with the model's own code bit by bit."""
 
 import copy
 

@@ -1,4 +1,4 @@
-"""Steps are not replayed where the model would do something else than what was captured."""
+"""Steps are not replayed where the model would differ from the captured steps."""
 
 import ctypes
 

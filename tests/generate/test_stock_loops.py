@@ -1,4 +1,4 @@
-"""Decoding that stays with transformers' own loops gives what it gives there, and runs on our cache."""
+"""Decoding by transformers' own loops returns the same, and runs on this package's cache."""
 
 import pytest
 import torch

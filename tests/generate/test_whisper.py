@@ -1,4 +1,4 @@
-"""Whisper's `generate`, which writes segment by segment, in our loops."""
+"""Whisper's `generate`, segment by segment, in the loops of this package."""
 
 import pytest
 import torch

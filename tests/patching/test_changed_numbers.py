@@ -1,4 +1,4 @@
-"""Any number of any module may be set to another one after acceleration: outputs are those of eager, or it is refused in words."""
+"""Any number of any module may change after acceleration: outputs equal those of eager, or an error names the remedy."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CHANNELS = 32
 
 
 class Forking(nn.Module):
-    """A block whose forward goes by whatever attributes there are."""
+    """A block whose forward depends on the attributes that exist."""
 
     adds: ClassVar[bool] = True
 
@@ -182,7 +182,7 @@ def test_what_forwards_keep_does_not_count() -> None:
 
 
 def test_names_that_a_fused_class_would_hide_are_refused() -> None:
-    """The own forward, which runs while hooks watch, must find what it reads: here a method that the fused class has, too."""
+    """The own forward, which runs while hooks watch, must find its attributes: here a method that the fused class also has."""
 
     class Joining(Forking):
         def forward(self, x: Tensor) -> Tensor:

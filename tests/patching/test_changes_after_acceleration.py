@@ -1,4 +1,4 @@
-"""Modules, forwards and attributes that a user exchanges inside of fused layers, as adapters do: they count."""
+"""Modules, forwards and attributes that a user replaces inside of fused layers, as adapters do, take effect."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Halved(nn.Module):
         self.base = base
 
     def __getattr__(self, name: str) -> Any:
-        """Hosts read attributes of what they call."""
+        """Return attributes of the wrapped module, which hosts read."""
         try:
             return super().__getattr__(name)
         except AttributeError:
@@ -52,7 +52,7 @@ def halved(output: Any) -> Any:
 
 
 def wrapped(model: nn.Module, path: str) -> Callable[[], None]:
-    """Undone by what is returned."""
+    """Wrap a module; the returned function undoes it."""
     above, _, name = path.rpartition(".")
     parent, base = model.get_submodule(above), model.get_submodule(path)
     parent._modules[name] = Halved(base)
@@ -82,7 +82,7 @@ def output_of(model: nn.Module, call: Tensor) -> Tensor:
 
 
 def inside(model: nn.Module) -> list[str]:
-    """The paths of what is in fused modules."""
+    """Return the paths of modules inside of fused ones."""
     fused = [path for path, module in model.named_modules() if isinstance(module, FusedModuleMixin)]
     paths = [path for path, module in model.named_modules() if not isinstance(module, nn.ModuleList)]
     return [path for path in paths if any(path.startswith(f"{other}.") for other in fused)]

@@ -1,4 +1,4 @@
-"""Tensors that their owner writes to, between two calls of a model or between two of its layers: no answer is of old values."""
+"""Tensors that their owner writes to, between two calls of a model or between two of its layers: no output uses old values."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def mode(request: pytest.FixtureRequest) -> Callable[[], Any]:
 
 
 def check(model: nn.Module, script: Script, mode: Callable[[], Any], *, edits_matter: bool = True) -> None:
-    """The accelerated model gives what the plain one gives in each step of `script`, and the steps differ."""
+    """Check that the accelerated model agrees with the plain one in each step of `script`, and that the steps differ."""
     plain = copy.deepcopy(model)
     accelerated(model)
     with mode():
@@ -120,7 +120,7 @@ def test_padding_that_a_hook_edits_between_layers(mode: Any) -> None:
 
 
 def test_our_own_mask_that_a_hook_edits_between_layers(mode: Any) -> None:
-    """A lazy mask must not be what it says any more once somebody has written to its values."""
+    """A lazy mask must not keep its old meaning after its values are written to."""
 
     def script(model: nn.Module) -> list[Tensor]:
         padding = torch.ones(BATCH, LENGTH, dtype=torch.int64)

@@ -1,4 +1,4 @@
-"""Classes that are a fused one and the original at once."""
+"""Classes that combine a fused class and the original."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hooks that a user registers after acceleration: on every module of the original tree they are called, with what passes there."""
+"""Hooks that a user registers after acceleration are called on every module of the original tree, with its values."""
 
 from __future__ import annotations
 

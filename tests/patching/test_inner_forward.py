@@ -43,11 +43,12 @@ class Block(nn.Module):
 
 
 def change(block: Block, name: str) -> bool:
-    """Put the hook on, or take it off where it is on.
+    """Add the hook, or remove it if it is there.
 
     Returns:
-        Whether a hook was taken from beneath another: diffusers then has the other call what it no longer should, now or
-        when that goes, too.
+        Whether a hook was removed from below another: diffusers then has the other call a forward that it no longer should,
+            now or when
+        that one is removed, too.
     """
     registry = HookRegistry.check_if_exists_or_initialize(block.attn)
     if registry.get_hook(name) is None:

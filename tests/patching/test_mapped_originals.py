@@ -1,4 +1,4 @@
-"""Originals that are mapped from their checkpoint wait there: nothing is written, and `restore` gives back every bit."""
+"""Originals mapped from their checkpoint stay there: nothing is written, and `restore` returns every bit."""
 
 import copy
 import pickle

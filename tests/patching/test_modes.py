@@ -1,4 +1,4 @@
-"""`model.eval()` of an accelerated model does what it did, and sets nothing where nothing is to be set."""
+"""`model.eval()` of an accelerated model works as before, and sets nothing if nothing has to change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""RWKV halves weights of later layers in its first call of inference, when packed ones can no longer be written to."""
+"""RWKV halves weights of later layers in its first inference call, when packed ones are read-only."""
 
 import copy
 

@@ -1,4 +1,4 @@
-"""Which values can be compared, and that it is noticed inside of a fused module when one of them is another."""
+"""Comparable values, and the detection of their changes inside of a fused module."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Packed and fused modules are instances of the classes that they replace, and what is set on one takes effect or is refused."""
+"""Packed and fused modules are instances of the classes that they replace, and attributes set on them take effect or raise."""
 
 from __future__ import annotations
 

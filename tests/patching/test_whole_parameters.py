@@ -1,4 +1,4 @@
-"""Parameters of an accelerated model are those of the original: counted, read, and written to by nobody in silence."""
+"""Parameters of an accelerated model are those of the original: counted and read, and writes never fail silently."""
 
 from __future__ import annotations
 

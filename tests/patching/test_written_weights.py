@@ -1,4 +1,4 @@
-"""Weights that somebody writes to after acceleration: taken in at the next call, or refused in words that name the remedy."""
+"""Writes to weights after acceleration take effect at the next call, or raise an error that names the remedy."""
 
 from __future__ import annotations
 

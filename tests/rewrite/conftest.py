@@ -1,4 +1,4 @@
-"""How many layers each call of the decoder op runs; models in which no layer is recorded."""
+"""Fixtures that count the layers of each call of the decoder op, and that switch off recorded layers."""
 
 from typing import Any
 

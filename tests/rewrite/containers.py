@@ -1,4 +1,4 @@
-"""Small containers for the tests of the rules, and what a rule must keep to on any of them."""
+"""Small containers for the tests of the rules, and checks that hold for any of them."""
 
 import torch
 from torch import nn

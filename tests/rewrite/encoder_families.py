@@ -171,7 +171,7 @@ def groupvit_text() -> nn.Module:
 
 
 def data2vec_vision() -> nn.Module:
-    """It calls torch's attention itself, and its layers are handed the size of the image."""
+    """Calls torch's attention itself, and passes the size of the image to its layers."""
     return tf.Data2VecVisionModel(tf.Data2VecVisionConfig(**IMAGES)).eval()
 
 

@@ -1,4 +1,4 @@
-"""Small models with float16 weights: of text, text to text, sound and images, and calls of them."""
+"""Small models with float16 weights: for text, text to text, audio and images, with calls of them."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ IDS = (5 + torch.arange(24).view(2, 12) * 7) % 300
 
 @dataclass(frozen=True)
 class Case:
-    """A model, and what it is called with: tensors with floating point as float16."""
+    """A model with its arguments: floating-point tensors are float16."""
 
     make: Callable[[], nn.Module]
     inputs: Callable[[], dict[str, Any]]
@@ -95,7 +95,7 @@ class Case:
             return tensors(model(**inputs))
 
     def truth(self, model: nn.Module) -> list[Tensor]:
-        """What eager float32 computes of the same weights."""
+        """Return the outputs of eager float32 with the same weights."""
         return self.call(copy.deepcopy(model).float(), torch.float32)
 
 

@@ -1,4 +1,4 @@
-"""What a sweep over all model types found to be wrong, one small model each."""
+"""Faults that a sweep over all model types has found, one small model each."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_scores_with_a_cap_are_not_fused(dtype: str) -> None:
 
 
 def test_models_that_return_tuples_are_accelerated() -> None:
-    """BLT's patcher returns (entropies, lengths, logits), none of which is what its last layer gives."""
+    """BLT's patcher returns (entropies, lengths, logits), none of which is the output of its last layer."""
     config = BltPatcherConfig(**SIZES, num_key_value_heads=4, head_dim=16, max_position_embeddings=64)
     model = randomized(BltPatcher(config), 0.1)
     with torch.no_grad():

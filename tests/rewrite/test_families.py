@@ -1,4 +1,4 @@
-"""Every family, end to end: which structures are found, what comes out, and that nothing stays behind."""
+"""Every family: the matched structures, equal outputs, and complete restoring."""
 
 import copy
 

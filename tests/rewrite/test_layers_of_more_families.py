@@ -1,4 +1,4 @@
-"""Layers that a survey of all model types found unfused: gains of one number, towers of sounds, BERT's as a decoder."""
+"""Layers that a survey of all model types found unfused: scalar gains, audio towers, BERT as a decoder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Packing that takes long shows a bar, unless the hosts' bars are switched off."""
+"""Slow packing shows a progress bar, unless the bars of hosts are off."""
 
 import diffusers
 import pytest

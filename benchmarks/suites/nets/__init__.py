@@ -1,1 +1,1 @@
-"""Networks of the suites that transformers has not: their published architectures, written short, with random weights."""
+"""Networks of the suites that transformers does not have: the published architectures, written short, with random weights."""

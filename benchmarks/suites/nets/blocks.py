@@ -1,4 +1,4 @@
-"""What convolutional networks are made of."""
+"""Blocks of convolutional networks."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def vgg16() -> nn.Module:
 
 
 class Dense(nn.Module):
-    """Its input and what it makes of it, side by side (Huang et al. 2017)."""
+    """Concatenate the input and the output of a branch (Huang et al. 2017)."""
 
     def __init__(self, inputs: int, growth: int):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Networks that make images, find objects, recommend, hear and act."""
+"""Networks for image generation, object detection, recommendation, audio and control."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def soft_actor() -> nn.Module:
 
 
 class SpeakerEncoder(nn.Module):
-    """Who speaks: LSTMs with projections, and the direction of the last output (Wan et al. 2018)."""
+    """Speaker embedding: LSTMs with projections, and the direction of the last output (Wan et al. 2018)."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -19,7 +19,7 @@ from hf_cpu_accel.generate.processors import in_place
 from hf_cpu_accel.generate.replay.steps import DecodeSteps
 from hf_cpu_accel.generate.topk import largest
 
-# Whether transformers takes up what it has drawn in the order of the scores; before 5.24 it was in that of the draws.
+# Whether transformers orders drawn candidates by score; before 5.24 they stayed in the order of the draws.
 _BEST_FIRST = parse(transformers.__version__) >= parse("5.24.0.dev0")
 
 

@@ -197,7 +197,7 @@ class CPUCacheLayer(CacheLayerMixin):
         assert dtype is not None
         key_width, value_width = stored_width(key_dim, dtype), stored_width(value_dim, dtype)
         self._store((batch, kv_heads, capacity), key_width, value_width, dtype)
-        # Fused layers do not write left padding. Others read it with probability 0, which makes a NaN of what NaN was there.
+        # Fused layers do not write left padding. Others read it with probability 0, and 0 times NaN is NaN.
         for storage in (self.key_storage, self.value_storage):
             storage.zero_()  # type: ignore[union-attr]
 

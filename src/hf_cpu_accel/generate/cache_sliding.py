@@ -20,7 +20,7 @@ class CPUSlidingCacheLayer(CPUCacheLayer):
         super().__init__(storage_dtype)
         self.sliding_window = sliding_window
         self.record_past = False
-        self._settled = 0  # tokens that no crop takes back, while the past is recorded
+        self._settled = 0  # tokens that no crop removes, while the past is recorded
 
     def activate_past_recording(self) -> None:
         """Keep tokens that leave the window until `crop` is called, which may remove newer ones."""
@@ -33,9 +33,7 @@ class CPUSlidingCacheLayer(CPUCacheLayer):
     ) -> None:
         super().reserve(batch, kv_heads, key_dim, value_dim, dtype, new_tokens)
         if self.capacity > self._enough(new_tokens) and self._droppable() > 0:
-            self._make_room(
-                new_tokens
-            )  # a long prompt is through: most of its storage is not needed any more
+            self._make_room(new_tokens)  # after a long prompt most of its storage is not needed any more
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         past = min(self.get_seq_length(), self.sliding_window - 1)

@@ -18,7 +18,7 @@ from hf_cpu_accel.hosts.arguments import CACHES, parameters_of
 
 MODES = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE)
 BEAM_MODES = (GenerationMode.BEAM_SEARCH, GenerationMode.BEAM_SAMPLE)
-# What goes to the model beside the prompt and does not change from token to token in a way of its own.
+# Arguments of the model besides the prompt that do not change between tokens.
 _MODEL_INPUTS = {
     "input_ids",
     "attention_mask",
@@ -48,7 +48,7 @@ _SETTINGS = (
     "return_token_timestamps",  # asks for attentions on the way
 )
 NO_KEYS = "its cache holds state other than keys and values"
-# Methods of `GenerationMixin` that make the loop another one where a model has its own.
+# Methods of `GenerationMixin` whose overrides change the loop.
 _PARTS = ("generate", "_sample", "_prefill", "_update_model_kwargs_for_generation")
 _BEAM_PARTS = (
     "_beam_search",
@@ -99,7 +99,7 @@ class Request:
             self.arguments.get("custom_generate") is None
             and self.cache is None
             and self.settings.use_cache is not False
-            # "hybrid" in a config of old is what transformers takes for no choice too.
+            # transformers also treats "hybrid" in an old config as no choice.
             and self.settings.cache_implementation in (None, "hybrid")
         )
 

@@ -20,7 +20,7 @@ from hf_cpu_accel.generate.inputs import CACHE, StepInputs, prefill
 from hf_cpu_accel.generate.processors import in_place
 from hf_cpu_accel.generate.replay.steps import DecodeSteps
 
-_ROOM = 1024  # new tokens for which there is a place from the start
+_ROOM = 1024  # new tokens with preallocated places
 
 
 class NotCovered(Exception):
@@ -93,7 +93,7 @@ def _sampled(scores: Tensor) -> Tensor:
 def _largest(scores: Tensor) -> Tensor:
     """Return the first of the largest scores [batch, vocabulary] as int64 [batch]: NumPy is vectorized and takes 1/20 of
     torch.argmax."""
-    if scores.dtype is not torch.float32:  # what processors of the user may make of them
+    if scores.dtype is not torch.float32:  # processors of users may change the dtype
         return torch.argmax(scores, dim=-1)
     return torch.from_numpy(scores.numpy().argmax(axis=-1))
 

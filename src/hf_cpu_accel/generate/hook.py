@@ -108,7 +108,7 @@ class PrepareInputs(Override):
             return inputs
         cache = inputs.get(CACHE)
         if cache is None and type(kwargs.get(CACHE)) is CPUCache:
-            # Phi-3 computes all tokens anew with other frequencies once there are so many, and lets its forward make a cache.
+            # Phi-3 computes all tokens again with other frequencies beyond this length, and lets its forward create a cache.
             inputs[CACHE] = CPUCache(self.model.config, placing.dtype)
         elif cache is not None:
             inputs[CACHE] = placing.of(cache)
@@ -145,7 +145,7 @@ def install(model: Any, path: str, journal: Journal, cache_dtype: torch.dtype | 
     taken = [override.name for override in overrides if override.name in vars(model)]
     if taken:
         return [PlanItem.left(path, _LOOP, f"its {taken[0]} is already replaced by other code")]
-    if inspect.isabstract(CPUCacheLayer):  # a version that asks more of a cache than the ones we know
+    if inspect.isabstract(CPUCacheLayer):  # a version with further abstract methods
         return [
             PlanItem.left(
                 path,
@@ -162,7 +162,7 @@ def _cache_item(model: Any, path: str, dtype: torch.dtype | None) -> list[PlanIt
     reason = cache_refusal(model.config) if takes_cache(model) else NO_KEYS
     if reason is not None:
         return [PlanItem.left(path, _CACHE, f"the cache of transformers is used: {reason}")]
-    stored = "as the keys" if dtype is None else str(dtype).removeprefix("torch.")
+    stored = "key dtype" if dtype is None else str(dtype).removeprefix("torch.")
     return [PlanItem(path, _CACHE, "cache", stored, packed_bytes=0, reason=None)]
 
 
@@ -187,4 +187,4 @@ def _batching_item(model: Any, path: str) -> PlanItem:
         return PlanItem.left(
             path, _BATCHING, "continuous batching runs with the paged attention of transformers"
         )
-    return PlanItem(path, _BATCHING, "paged_attention", "as the keys", packed_bytes=0, reason=None)
+    return PlanItem(path, _BATCHING, "paged_attention", "key dtype", packed_bytes=0, reason=None)

@@ -127,7 +127,7 @@ class _Room:
     end: int
 
 
-# Beside the layers, not in them: a copy of a layer has the same tensors, and only one of the two may write behind them.
+# Outside of the layers: a copy of a layer has the same tensors, and only one of the two may write after them.
 _rooms: WeakKeyDictionary[CacheLayerMixin, _Room] = WeakKeyDictionary()
 
 
@@ -168,7 +168,7 @@ class _DynamicStorage:
             self.key_storage, self.value_storage = room.key_storage, room.value_storage
             self.first, self.length = room.first, room.end
         else:
-            # Most calls with an empty cache are all there is: of a text that is scored, or embedded.
+            # Most calls with an empty cache are single calls, which score or embed a text.
             capacity = bucket(past + new_tokens) if past else new_tokens
             with outside_inference_mode():
                 self.key_storage = torch.zeros(batch, kv_heads, capacity, key_dim, dtype=dtype)
@@ -245,4 +245,4 @@ class _StaticStorage:
         self.layer.cumulative_length.add_(new_tokens)
 
     def latest(self, count: int) -> tuple[Tensor, Tensor]:
-        return self.layer.keys, self.layer.values  # all positions, as its masks are about
+        return self.layer.keys, self.layer.values  # all positions, as in its masks

@@ -1,1 +1,1 @@
-"""What the host libraries' objects look like: one file per library; none imports its library."""
+"""The structure of the host libraries' objects: one file per library; none imports its library."""

@@ -27,5 +27,5 @@ class Root:
 
     @property
     def trains(self) -> bool:
-        """Whether the accelerated model is in training mode, so that nothing is packed or frozen."""
+        """Return whether the accelerated model is in training mode, so that nothing is packed or frozen."""
         return not self.deciding and self.module.training

@@ -51,7 +51,7 @@ class CausalMask(LazyTensor):
 
     @property
     def hides_by_window(self) -> bool:
-        """Whether the mask has keys outside of the window of a query."""
+        """Return whether the mask has keys outside of the window of a query."""
         return self.window is not None and self.shape[-1] > self.window
 
     def key_padding(self) -> Tensor | None:

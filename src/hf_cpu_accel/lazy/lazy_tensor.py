@@ -49,7 +49,7 @@ class LazyTensor(Tensor):
 
     @property
     def is_written(self) -> bool:
-        """Whether the values were written to, so that the attributes no longer describe them.
+        """Return whether the values were written to, so that the attributes no longer describe them.
 
         Only for subclasses whose `_make` can be called again. Views created below autograd do not share the version of their base,
         so values that may have a view are compared with newly computed ones.

@@ -69,11 +69,11 @@ class Choice:
             return f"{asked}: {self.examples}"
         layers = ", ".join(f"{count} in {dtype}" for dtype, count in self.layers.items())
         return (
-            f"{asked}{'' if self.holds else ' is not reached'}: {layers}; {self.told()} on {self.examples}; "
+            f"{asked}{'' if self.holds else ' is not reached'}: {layers}; {self.measured_text()} on {self.examples}; "
             f"{self.tries} {'try' if self.tries == 1 else 'tries'}, {self.seconds:.1f} s"
         )
 
-    def told(self) -> str:
+    def measured_text(self) -> str:
         """Return the measured number as text."""
         if self.measure == COSINE:
             lost = 1 - self.measured

@@ -73,4 +73,4 @@ def undo(root: nn.Module) -> None:
     if acceleration is not None:
         acceleration.journal.check()
         acceleration.journal.undo()
-        forget_children(root)  # hooks on modules of ours went to the originals
+        forget_children(root)  # hooks on fused modules moved to the originals

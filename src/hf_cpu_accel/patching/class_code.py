@@ -28,7 +28,7 @@ def names_written(cls: type) -> frozenset[str]:
 
 
 @cache
-def names_kept(cls: type) -> frozenset[str]:
+def names_stored(cls: type) -> frozenset[str]:
     """Return the attributes that the forward of `cls` writes to its module but does not read, nor the methods it calls: other
     code reads them."""
     own = [code for method, code in _codes(cls) if method == "forward"]

@@ -17,11 +17,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from hf_cpu_accel.patching.float16_values import narrowed, widened
+from hf_cpu_accel.patching.float16_values import to_float16, to_float32
 from hf_cpu_accel.patching.inner_forward import InnerForward
 from hf_cpu_accel.patching.override import Override
 
-# What generation computes in float32 whatever the dtype of the model is, and so do losses.
+# Values that generation and losses compute in float32 for models of any dtype.
 _FLOAT32_OUTPUTS = ("loss", "scores", "logits", "sequences_scores")
 
 
@@ -57,24 +57,24 @@ class Float16Model:
             generates: whether it is `generate`, whose scores are float32.
         """
         compiles = torch.compiler.is_compiling()
-        # Dynamo does not follow who called: what it compiles is taken for a call of the model itself.
+        # Dynamo does not track callers: compiled code counts as a call of the model itself.
         inside = not whole if compiles else any(model is self for model in _calling.get())
         if inside or self.dtype is not torch.float16:
             return method(*args, **kwargs)
-        args, kwargs = widened(args), widened(kwargs)
+        args, kwargs = to_float32(args), to_float32(kwargs)
         if compiles:
-            return narrowed(method(*args, **kwargs))
+            return to_float16(method(*args, **kwargs))
         before = _calling.set((*_calling.get(), self))
         try:
             output = method(*args, **kwargs)
         finally:
             _calling.reset(before)
-        return narrowed(output, _FLOAT32_OUTPUTS if generates else _FLOAT32_OUTPUTS[:1])
+        return to_float16(output, _FLOAT32_OUTPUTS if generates else _FLOAT32_OUTPUTS[:1])
 
 
-# The models whose methods are being called here.
+# The models with running methods in this context.
 _calling: ContextVar[tuple[Float16Model, ...]] = ContextVar("calling", default=())
-# Those that managers of continuous batching serve, which make their caches by `model.dtype`.
+# The models that managers of continuous batching serve; they create their caches by `model.dtype`.
 _sessions: weakref.WeakKeyDictionary[Any, Float16Model] = weakref.WeakKeyDictionary()
 
 

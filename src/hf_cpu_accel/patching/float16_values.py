@@ -12,18 +12,18 @@ import torch
 from torch import Tensor, nn
 
 _LARGEST = torch.finfo(torch.float16).max
-# Objects that consist of tensors and of these are taken for values, as diffusers' distributions of latents are.
+# Objects of tensors and of these count as values, such as diffusers' distributions of latents.
 _PLAIN = (Tensor, bool, int, float, str, type(None))
 
 Convert = Callable[[Tensor], Tensor]
 
 
-def widened(value: Any) -> Any:
+def to_float32(value: Any) -> Any:
     """Return `value` with its float16 tensors as float32; lists, tuples and dictionaries that hold some are copied."""
     return _map(value, torch.float16, Tensor.float, [])
 
 
-def narrowed(value: Any, kept: Container[str] = ()) -> Any:
+def to_float16(value: Any, kept: Container[str] = ()) -> Any:
     """Return `value` with its float32 tensors as float16, except entries of dictionaries under the names `kept`."""
     return _map(value, torch.float32, _narrow, [], kept)
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from hf_cpu_accel.patching.class_code import names_kept
+from hf_cpu_accel.patching.class_code import names_stored
 from hf_cpu_accel.patching.hooks import (
     carried_attributes,
     forward_hooks,
@@ -44,7 +44,7 @@ class CannotStandIn(Exception):
     """No fused forward can replace the forward of a module without a visible difference."""
 
 
-# What every module has, and classes say anew.
+# Names of every module that classes override.
 _OF_MODULES = frozenset((*vars(nn.Module), *vars(nn.Module()), *vars(type("Empty", (nn.Module,), {}))))
 _classes: dict[tuple[type[nn.Module], type[nn.Module]], type[nn.Module]] = {}
 
@@ -57,7 +57,7 @@ class FusedModuleMixin(nn.Module):
     _hooks_inside: tuple[dict[int, Any], ...] = ()
     _inside: Inside | None = None  # from when the model is accelerated
     _told_by_attributes: ClassVar[bool] = True
-    _followed: tuple[str, ...] = ()  # attributes of the host's that each fused call goes by
+    _followed: tuple[str, ...] = ()  # attributes of the host that each fused call reads
 
     @property
     def is_edited(self) -> bool:
@@ -86,7 +86,7 @@ class FusedModuleMixin(nn.Module):
         return empty, (self._fused_class, self._original_class), self.__getstate__()
 
 
-def note_insides(root: nn.Module) -> None:
+def watch_inner_modules(root: nn.Module) -> None:
     """Detect modules that are replaced inside of fused ones from now on. Call it after all fusions."""
     for module in root.modules():
         if isinstance(module, FusedModuleMixin):
@@ -112,7 +112,7 @@ def mixed_class(fused: type[nn.Module], original: type[nn.Module]) -> type[nn.Mo
     return _classes.setdefault((fused, original), mixed)
 
 
-def names_taken(fused: type[nn.Module], layer: nn.Module, attributes: Iterable[str] = ()) -> list[str]:
+def conflicting_names(fused: type[nn.Module], layer: nn.Module, attributes: Iterable[str] = ()) -> list[str]:
     """Return the names of `layer` that mean something else in `fused` or are among `attributes`, in alphabetical order."""
     hidden = {name for base in _added(fused) for name in vars(base)}.union(attributes) - _OF_MODULES
     hosts = [base for base in _added(type(layer)) if not is_package_class(base)]
@@ -148,10 +148,10 @@ def fused_layer(fused: type[nn.Module], layer: nn.Module, **attributes: Any) -> 
         CannotStandIn: the own forward, which runs where the fused one cannot, would read changed attributes; or it stores values
             in attributes for other code, which the fused forward does not compute.
     """
-    taken = names_taken(fused, layer, attributes)
+    taken = conflicting_names(fused, layer, attributes)
     if taken:
         raise CannotStandIn(f"it defines {_listed(taken)}, which the fused layer uses for something else")
-    kept = sorted(frozenset[str]().union(*(names_kept(class_of(module)) for module in layer.modules())))
+    kept = sorted(frozenset[str]().union(*(names_stored(class_of(module)) for module in layer.modules())))
     if kept:
         raise CannotStandIn(
             f"its forward stores {_listed(kept)} for other code to read, which the fused layer does not compute"

@@ -11,7 +11,7 @@ from torch.nn.modules import module as torch_module
 from torch.nn.utils import parametrize
 
 HOOKS_OF_DIFFUSERS = "_diffusers_hook"  # the attribute of modules that holds their registry
-# nn.Module's dictionaries of what is called around a forward.
+# Dictionaries of nn.Module with the hooks around a forward.
 _HOOKS = (
     "_forward_hooks",
     "_forward_hooks_with_kwargs",
@@ -21,7 +21,9 @@ _HOOKS = (
 )
 _GLOBAL = (torch_module._global_forward_hooks, torch_module._global_forward_pre_hooks)
 _CAPTURE = "transformers.utils.output_capturing"
-_HIDDEN_STATES = frozenset(("hidden_states", "_hidden_states_layers"))  # these, and which of them
+_HIDDEN_STATES = frozenset(
+    ("hidden_states", "_hidden_states_layers")
+)  # hidden states, and the selected layers
 _KNOWN = (
     _CAPTURE,
     "hf_cpu_accel.rewrite.weight_edits",

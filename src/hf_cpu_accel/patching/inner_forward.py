@@ -67,7 +67,7 @@ def _place(module: nn.Module) -> tuple[Any, str] | None:
     chain = _chain(module)
     if not chain:
         return (module, "forward") if _is_the_class_s(instance_forward(module), module) else None
-    # A hook that calls the forward itself has it as the original one, but as the other one where an inner hook was taken off.
+    # A hook that calls the forward itself has it as `original_forward`, or as `forward` after an inner hook was removed.
     for name in ("forward", "original_forward"):
         held = getattr(chain[0], name)
         if held is not None and _is_the_class_s(held, module):
@@ -78,7 +78,7 @@ def _place(module: nn.Module) -> tuple[Any, str] | None:
 def _is_the_class_s(forward: Any, module: nn.Module) -> bool:
     if isinstance(forward, InnerForward):
         return forward.model is module and not forward.is_on
-    function = getattr(forward, "__func__", None)  # none of what TorchScript has compiled
+    function = getattr(forward, "__func__", None)  # None for TorchScript methods
     return forward is None or (function is not None and function is type(module).forward)
 
 

@@ -17,11 +17,11 @@ from hf_cpu_accel.patching.modes import asks_for_mode
 from hf_cpu_accel.patching.plain_values import is_plain_value, value_reader
 from hf_cpu_accel.runtime.tracing import constant_while_traced
 
-# What each module has, which is looked at by itself or counts for nothing, and a forward that was set on one before it was fused.
+# Attributes of every module, which are checked separately or do not count, and a forward that was set before the fusion.
 _NOT_TOLD = frozenset((*vars(nn.Module()), "forward"))
 _CONTAINERS = (list, dict, set)
 _PACKAGE = "hf_cpu_accel."
-_FOUND = ("_states", "_told_by", "_known_by", "_attributes")  # of the modules, anew for each copy
+_FOUND = ("_states", "_told_by", "_known_by", "_attributes")  # of the modules, found again for each copy
 
 
 class Inside:
@@ -62,7 +62,7 @@ class Inside:
             return True
         if has_global_hooks() or (sum(map(len, self._known_by)) != self._attributes and self._has_new()):
             return True
-        # Hooks of diffusers that were taken off leave the class's own there.
+        # Removed hooks of diffusers leave the class's forward there.
         is_set = any(map(contains, self._states, repeat("forward")))
         if is_set and any(instance_forward(module) is not None for module in self._modules):
             return True
@@ -75,7 +75,7 @@ class Inside:
         self._states = [vars(module) for module in self._modules]
         self._told_by = list(zip(self._readers, map(vars, self._told), strict=True))
         self._known_by = [vars(module) for module, _ in self._known]
-        self._attributes = -1  # how many there are: not looked at yet
+        self._attributes = -1  # their number, not counted yet
 
     def _has_new(self) -> bool:
         """Return whether a module has a new attribute that its class's forward may read: a function that replaces a method, or a

@@ -31,7 +31,7 @@ class Uninterrupted:
                 self._handlers.append(waiting)
                 signal.signal(number, waiting)
         self.waits = (
-            True  # only now, at once for all: who is left in place after a failure above passes calls on
+            True  # only now, for all at once: a handler that stays after a failure above passes calls on
         )
 
     def __exit__(self, *exception: object) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-# Values that never change: one that is equal is the same. And what code goes by, of which nothing but itself is equal.
+# Immutable values, for which equal is identical. And types and functions, which are equal only to themselves.
 CONSTANTS = (
     *(type(None), bool, int, float, complex, str, bytes, range, slice),
     *(torch.dtype, torch.device),

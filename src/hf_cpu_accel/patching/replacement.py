@@ -16,7 +16,7 @@ from hf_cpu_accel.patching.inside import is_package_class
 from hf_cpu_accel.patching.plain_values import is_plain_value
 from hf_cpu_accel.patching.restore import SIZES, Journal, SwappedModule
 
-# What a class may define anew: replacements have their own, or call the host's.
+# Methods that a class may override: replacements have their own, or call the host's.
 _OVERRIDDEN = frozenset(
     ("__init__", "__repr__", "__setstate__", "__doc__", "__module__", "__annotations__", "__dict__")
 ) | {"__weakref__", "__firstlineno__", "__static_attributes__", "forward", "extra_repr"}

@@ -61,7 +61,7 @@ class Journal:
 SIZES = {
     "in_features",
     "out_features",
-}  # which hosts write where a vocabulary is resized; no linear computes with them
+}  # hosts write these when a vocabulary is resized; no linear computes with them
 
 
 @dataclass(frozen=True)

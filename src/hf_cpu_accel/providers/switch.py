@@ -1,4 +1,4 @@
-"""Whether other providers are measured at all, and why not."""
+"""Decide whether other providers are measured, and give the reason if not."""
 
 from __future__ import annotations
 

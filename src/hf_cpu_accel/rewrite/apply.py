@@ -41,8 +41,8 @@ def apply_stages(
     Any exception leaves `root` as it was.
     """
     assert plan.config is not None
-    # In float32 only what a quantized checkpoint holds and weights of convolutions do not come back bit for bit: of these those for
-    # tiles, and those with a norm folded in.
+    # In float32 packing is exact, except for weights of a quantized checkpoint and of convolutions: those for tiles, and those
+    # with a folded norm.
     dtypes = {plan.dtype, *dict(plan.config.dtypes).values(), *dict(plan.chosen_dtypes).values()}
     exact = dtypes == {"float32"}
     lossy = (

@@ -19,7 +19,7 @@ def accelerate_generation(context: Context) -> list[PlanItem]:
         return []
     try:
         from hf_cpu_accel.generate.hook import install
-    except ImportError as error:  # a version whose caches are made of other parts
+    except ImportError as error:  # a version with other cache classes
         return [PlanItem.left("generate", "generate", f"the loop of transformers runs: {error}")]
     items: list[PlanItem] = []
     for path, module in context.root.named_modules():

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from hf_cpu_accel.checkpoints.gguf import unpacked_tensors
-from hf_cpu_accel.patching.fused_module import note_insides
+from hf_cpu_accel.patching.fused_module import watch_inner_modules
 from hf_cpu_accel.patching.modes import keep_eval_mode, set_eval_mode
 from hf_cpu_accel.patching.replacement import replace_classes
 from hf_cpu_accel.patching.restore import freeze_parameters
@@ -95,8 +95,8 @@ class Stage:
 
 _CONVOLUTIONS: tuple[Rule, ...] = (GemmConvolutionRule(), ConvolutionLinearRule(), ConvolutionRule())
 
-# Larger structures first: what they take, the rules for its parts do not see. Modules are visited from the root
-# downwards, so a linear is only alone if no module above it had a use for it.
+# Larger structures first: rules for parts do not get the modules in them. Modules are visited from the root
+# downward, so a linear is only packed alone if no module above it used it.
 RULES: tuple[Rule, ...] = (
     EmbeddingsRule(),
     AttentionRule(),
@@ -186,8 +186,8 @@ def _watch_edits(context: Context) -> Iterable[PlanItem]:
     return ()
 
 
-def _note_insides(context: Context) -> Iterable[PlanItem]:
-    note_insides(context.root)
+def _watch_inner_modules(context: Context) -> Iterable[PlanItem]:
+    watch_inner_modules(context.root)
     return ()
 
 
@@ -208,8 +208,8 @@ def _autotune(context: Context) -> Iterable[PlanItem]:
     return ()
 
 
-# What this process computes first, and what in: all others see that. Then from the inside outwards: layers are fused when their
-# linears, norms and attention have been replaced. What watches calls comes last.
+# First the parts and dtypes of this process, which later stages read. Then from the inside outward: layers are fused after their
+# linears, norms and attention are replaced. Stages that watch calls come last.
 STAGES: tuple[Stage, ...] = (
     Stage("tensor parallelism", divide_linears),
     Stage("float16 weights", cast_float16),
@@ -248,7 +248,7 @@ STAGES: tuple[Stage, ...] = (
     Stage("padding readers", _find_padding_readers),
     Stage("float16 outputs", stay_float16_outside),
     Stage("weight edits", _watch_edits),
-    Stage("inner modules", _note_insides),
+    Stage("inner modules", _watch_inner_modules),
     Stage("module classes", _replace_classes),
     Stage("first calls", _check_first_calls),
     Stage("autotuning", _autotune),

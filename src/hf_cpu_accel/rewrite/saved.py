@@ -32,7 +32,7 @@ def saved_weights(root: nn.Module) -> list[SavedWeight]:
     found: list[SavedWeight] = []
     for path, module in root.named_modules():
         if isinstance(module, PackedModule) and module.is_computed:
-            continue  # what its weight is computed of is written, and packed anew
+            continue  # the sources of its weight are saved, and packed again
         if isinstance(module, PackedLinear):
             groups.setdefault(id(module.group), []).append((module.index, _join(path, "weight"), module))
         elif isinstance(module, PackedModule):
@@ -49,7 +49,7 @@ def saved_weights(root: nn.Module) -> list[SavedWeight]:
         members.sort(key=lambda member: member[0])
         first = members[0][2]
         paths = tuple(path for _, path, _ in members)
-        # What a checkpoint stores quantized is packed by a rule of its own, and found in plain linears when it is loaded.
+        # Quantized weights of a checkpoint have their own rule, and are in plain linears after loading.
         rule = first.rule or (MergedProjectionsRule.name if len(members) > 1 else LinearRule.name)
         group = first.group
         found.append(
@@ -87,7 +87,7 @@ def original_state(root: nn.Module, journal: Journal) -> dict[str, Tensor]:
         RuntimeError: some of the original weights are gone.
     """
     journal.check()
-    # Not as parameters, which torchao's own way to write does not know.
+    # Not as parameters, which torchao's serialization does not support.
     plain = plain_tensors(root, set(), {}, with_stored=True)
     state = {name: tensor.detach() for name, tensor in plain.items()}
     state.update(_stored_state(root, journal))

@@ -37,7 +37,7 @@ from hf_cpu_accel.runtime.fork import new_lock
 
 # Larger ones (weights that are kept beside their packed form) are compared by version, and by so many of their values.
 _MOST_VALUES, _SAMPLED = 1 << 16, 256
-_taking_in = new_lock()  # of all watches: they are copied and pickled with their models
+_taking_in = new_lock()  # one lock for all watches: they are copied and pickled with their models
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class EditWatch:
                     f"{slot.path} was modified after acceleration, but packed weights were made from it: call "
                     "hf_cpu_accel.restore, modify it, and accelerate again"
                 )
-        seen = _Seen.of(self._slots)  # before: what is written meanwhile is noticed by the next call
+        seen = _Seen.of(self._slots)  # before: the next call detects a concurrent write
         module._apply(_identity)
         self._seen = seen
 
@@ -213,7 +213,7 @@ def _slots(module: nn.Module, around: tuple[nn.Module, ...], path: str) -> Itera
             )  # a table of distances
             copied = packed or _is_copied(module, within)
             if tensor is None or (holder is module._buffers and not tensor.is_floating_point()):
-                continue  # how many batches a norm has seen is read in training only
+                continue  # the batch count of a norm is read in training only
             if copied or _are(within, FusedModuleMixin):
                 yield path, Slot(holder, name, f"{path}.{name}" if path else name, copied, packed)
     for name, child in module.named_children():

@@ -101,9 +101,9 @@ def _shared_memory(
     file = os.memfd_create("hf_cpu_accel") if rank == 0 else -1
     if rank == 0:
         os.ftruncate(file, nbytes)
-    told: list[Any] = [None] * size
-    dist.all_gather_object(told, (os.getpid(), file, _machine()), group=group)
-    memory, (pid, theirs, machine) = None, told[0]
+    members: list[Any] = [None] * size
+    dist.all_gather_object(members, (os.getpid(), file, _machine()), group=group)
+    memory, (pid, theirs, machine) = None, members[0]
     try:
         if platform.machine() in ("x86_64", "AMD64") and _machine() == machine:
             opened = file if rank == 0 else os.open(f"/proc/{pid}/fd/{theirs}", os.O_RDWR)
@@ -116,7 +116,7 @@ def _shared_memory(
     dist.all_gather_object(able, memory is not None, group=group)
     if rank == 0:
         os.close(file)
-    return memory if all(able) else None, [process for process, _, _ in told]
+    return memory if all(able) else None, [process for process, _, _ in members]
 
 
 def _is_alive(pid: int) -> bool:

@@ -47,7 +47,7 @@ EMULATED_AMX = "amx_emulated"
 
 @dataclass(frozen=True)
 class CPUInfo:
-    """What this process has to compute with. Sizes in bytes; ``None`` where unknown or unlimited.
+    """The hardware of this process. Sizes in bytes; ``None`` where unknown or unlimited.
 
     ``tier`` is the best of ``TIERS`` that the CPU runs and ``HF_CPU_ACCEL_ISA`` allows, ``uncapped_tier`` the
     best that it runs. ``physical_cores`` and ``logical_cores`` count the machine's; ``affinity`` lists the

@@ -33,7 +33,7 @@ _OTHER_ALLOCATORS = ("jemalloc", "tcmalloc", "mimalloc")
 
 @dataclass(frozen=True)
 class HeapStatus:
-    """Whether freed blocks stay with the process, up to which size in bytes, and why or why not."""
+    """Status of the heap: whether freed blocks stay with the process, the largest such block in bytes, and the reason."""
 
     kept: bool
     largest_block: int

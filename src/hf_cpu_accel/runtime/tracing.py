@@ -1,4 +1,4 @@
-"""Whether the calling thread traces a graph; torch only has a flag for the whole process."""
+"""Check whether the calling thread traces a graph; torch only has a flag for the whole process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The config of an accelerated model says which attention runs, and says what it said after it is restored."""
+"""The config of an accelerated model names its attention, and has its old value after `restore`."""
 
 import copy
 

@@ -1,4 +1,4 @@
-"""Decoders with our attention write the same tokens."""
+"""Decoders with this package's attention generate the same tokens."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Deformable attention as a module, as a function that is called by a global name, and as one that a module holds."""
+"""Deformable attention as a module, as a function with a global name, and as a function in an attribute."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attention behind transformers' interfaces: the masks, the function, the configs, and decoders that must stay right."""
+"""Attention behind the interfaces of transformers: the masks, the function, the configs, and correct decoders."""
 
 from types import SimpleNamespace
 

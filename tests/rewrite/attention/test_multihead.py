@@ -1,4 +1,4 @@
-"""`nn.MultiheadAttention`: what it gives with packed projections is what it gave before."""
+"""`nn.MultiheadAttention` with packed projections returns the same as before."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attention of diffusers: what its processors ask torch for, our op answers, and nothing else changes."""
+"""Attention of diffusers: the op serves the attention calls of processors, and nothing else changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Longformer's attention, which LED has too: windows, padding, and tokens that attend to all and are attended by all."""
+"""Attention of Longformer and LED: windows, padding, and global tokens."""
 
 from __future__ import annotations
 

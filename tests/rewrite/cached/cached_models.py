@@ -1,4 +1,4 @@
-"""Tiny models whose layers the op for decoder layers does not know, with weights that let tokens differ."""
+"""Tiny models whose layers the op for decoder layers does not support, with weights that make tokens differ."""
 
 from __future__ import annotations
 

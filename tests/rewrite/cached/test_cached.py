@@ -1,4 +1,4 @@
-"""Layers around attention with a cache are fused, tokens are those of eager, caches go both ways, and all can be undone."""
+"""Layers around attention with a cache are fused, generate the tokens of eager, share caches with it, and can be restored."""
 
 from __future__ import annotations
 

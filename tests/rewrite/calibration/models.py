@@ -1,4 +1,4 @@
-"""Small models whose layers are given inputs with large and small directions, as those of trained ones are."""
+"""Small models whose layers get inputs with large and small directions, as trained ones do."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ def test_the_plan_says_on_what_and_who_was_not_reached() -> None:
 
 
 def test_padding_is_not_looked_at() -> None:
-    """Whatever stands there: the rows of tokens are the same, and so is what they are rounded to."""
+    """Any values at padding: the rows of tokens are the same, and so are the rounded weights."""
     outputs = []
     for filling in (0, 7):
         batch = {"input_ids": ids(0), "attention_mask": torch.ones(4, 32, dtype=torch.long)}

@@ -1,4 +1,4 @@
-"""Our convolutions as the faster ones."""
+"""Fixtures in which the convolutions of this package are the faster ones."""
 
 from __future__ import annotations
 

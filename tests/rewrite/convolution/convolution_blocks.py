@@ -1,4 +1,4 @@
-"""Small hosts of convolutions and batch norms, written in the ways in which libraries write them."""
+"""Small hosts of convolutions and batch norms, written as libraries write them."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class Residual(nn.Module):
 
 
 class Fork(nn.Module):
-    """What the norm reads is read besides."""
+    """The input of the norm has a second reader."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()

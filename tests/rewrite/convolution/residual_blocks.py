@@ -1,4 +1,4 @@
-"""Residual blocks of two layers, as models have them and with something between, in a stage."""
+"""Residual blocks of two layers as in models, also with modules between them, in a stage."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def error(ours: Tensor, theirs: Tensor) -> float:
 
 
 class Damped(Block):
-    """Writes to what a convolution made, by less than the proof would see in int8."""
+    """Writes to the output of a convolution, by less than the verification would detect in int8."""
 
     def forward(self, x: Tensor) -> Tensor:
         return self.activation(self.layer[1](self.layer[0](x).mul_(0.99)) + self.shortcut(x))

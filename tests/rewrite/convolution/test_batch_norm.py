@@ -1,4 +1,4 @@
-"""Batch norms folded into the convolution before them: the same values, whoever reads which of the two, and back again."""
+"""Batch norms folded into the convolution before them: the same values for every reader, and restored."""
 
 from __future__ import annotations
 

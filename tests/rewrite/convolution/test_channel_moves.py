@@ -1,4 +1,4 @@
-"""Blocks that put images together, split them or shuffle their channels, in one call."""
+"""Blocks that concatenate images, split them or shuffle their channels, in one call."""
 
 from __future__ import annotations
 

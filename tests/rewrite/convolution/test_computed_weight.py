@@ -1,4 +1,4 @@
-"""Convolutions with weight norm, as a parametrization and as a hook: packed as plain ones, and themselves again afterwards."""
+"""Convolutions with weight norm, as a parametrization and as a hook: packed as plain ones, and restored."""
 
 from __future__ import annotations
 

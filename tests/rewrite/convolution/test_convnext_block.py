@@ -16,7 +16,7 @@ TOLERANCES = {"float32": 1e-5, "bfloat16": 0.02, "int8": 0.05}
 
 
 class Block(nn.Module):
-    """A gain as small as where training begins hides what a block does."""
+    """A gain as small as at the start of training hides the branch of a block."""
 
     def __init__(self, *, gain: float | None = 1e-6, act: type[nn.Module] = nn.GELU) -> None:
         super().__init__()

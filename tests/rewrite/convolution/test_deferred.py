@@ -1,4 +1,4 @@
-"""Convolutions that take along what comes next, and are tensors like any other where nothing does."""
+"""Convolutions that fuse following ops, and whose outputs otherwise act like any tensor."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TOLERANCES = {"float32": 1e-5, "int8": 0.04}
 
 
 class Block(nn.Module):
-    """A convolution beside an activation; what follows it is told from outside."""
+    """A convolution next to an activation; the test chooses the ops after it."""
 
     def __init__(self, size: int = 3) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What a user changes in convolutions after acceleration, and images that only some layers tell apart, count."""
+"""Changes of convolutions after acceleration take effect, also if only some images show them."""
 
 from __future__ import annotations
 

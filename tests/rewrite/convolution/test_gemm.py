@@ -1,4 +1,4 @@
-"""Convolutions by our GEMM: close to float32, the weight still there to the outside, and back again."""
+"""Convolutions by the GEMM of this package: close to float32, with a visible weight, and restored."""
 
 from __future__ import annotations
 

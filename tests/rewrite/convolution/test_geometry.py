@@ -1,4 +1,4 @@
-"""Padding in words, and convolutions of classes that hosts make of torch's."""
+"""String paddings, and convolution classes that hosts derive from torch's."""
 
 import pytest
 import torch

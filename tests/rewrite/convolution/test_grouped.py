@@ -1,4 +1,4 @@
-"""Convolutions over time in groups, with and without weight norm."""
+"""Grouped 1-d convolutions, with and without weight norm."""
 
 from __future__ import annotations
 

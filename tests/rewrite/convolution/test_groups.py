@@ -1,4 +1,4 @@
-"""Blocks with convolutions in groups, and with leaky ReLUs, in one call."""
+"""Blocks with grouped convolutions, and with leaky ReLUs, in one call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Convolutions over time with gaps, beside torch's own."""
+"""Dilated 1-d convolutions, compared with torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Convolutions on prepacked weights: the same values, the same weights to the outside, and back again."""
+"""Convolutions on prepacked weights: the same values, the same visible weights, and restored."""
 
 from __future__ import annotations
 

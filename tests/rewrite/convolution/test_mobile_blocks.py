@@ -1,4 +1,4 @@
-"""Blocks of mobile networks, with gates of channels and zeros around images, in one call with all that is around them."""
+"""Blocks of mobile networks, with channel gates and padding, in one call with the ops around them."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def of(*blocks: nn.Module) -> nn.Module:
 
 
 def fused(network: nn.Module) -> list[str]:
-    """The paths of what is one call."""
+    """Return the paths of modules that run as one call."""
     return [item.name for item in explain(network).replaced if item.structure == STRUCTURE]
 
 
@@ -167,7 +167,7 @@ def test_copies_and_pickles() -> None:
 
 
 class Otherwise(Inverted):
-    """What no step of a chain does."""
+    """Operations that no step of a chain supports."""
 
     def __init__(self, what: str):
         super().__init__(nn.ReLU, nn.Identity())
@@ -203,7 +203,7 @@ def test_what_else_a_module_does_is_done(what: str) -> None:
 
 
 class Written(nn.Module):
-    """Writes to what it was given before it reads that."""
+    """Writes to its input before it reads it."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Blocks in one list are computed in one call, and whoever looks between them sees what eager has there."""
+"""Blocks in one list run in one call, and readers between them get the values of eager."""
 
 from __future__ import annotations
 

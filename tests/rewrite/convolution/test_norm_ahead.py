@@ -1,4 +1,4 @@
-"""Batch norms ahead of convolutions, and average poolings, in one call with what is around them."""
+"""Batch norms before convolutions, and average poolings, in one call with the ops around them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def ahead(inputs: int, outputs: int, size: int = 1) -> nn.Sequential:
 
 
 class Growing(nn.Module):
-    """A dense block (Huang et al. 2016, arXiv:1608.06993), by images that are put together anew for each layer."""
+    """A dense block (Huang et al. 2016, arXiv:1608.06993), with images concatenated again for each layer."""
 
     def __init__(self, inputs: int = 32, layers: int = 3) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Transposed convolutions over time, padding around convolutions over time, and codecs of both, beside torch's own."""
+"""Transposed 1-d convolutions, padding around 1-d convolutions, and codecs of both, compared with torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Residual blocks and whole stages in one call; what is something else keeps its own forward."""
+"""Residual blocks and whole stages in one call; other modules keep their own forward."""
 
 from __future__ import annotations
 

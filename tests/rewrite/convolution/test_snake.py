@@ -1,4 +1,4 @@
-"""Snake activations become one op, whatever their numbers are made of, and give the same in both layouts."""
+"""Snake activations with any parametrization become one op, and return the same in both layouts."""
 
 from __future__ import annotations
 

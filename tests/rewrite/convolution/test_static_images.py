@@ -1,4 +1,4 @@
-"""dtype="int8-static": images in 8 bits within and between fused blocks, and what stays as in int8."""
+"""dtype="int8-static": int8 images within and between fused blocks, and the parts that stay as in int8."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Transposed convolutions of images, beside torch's own."""
+"""Transposed 2-d convolutions, compared with torch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.rewrite.convolution.test_as_linear import BOUNDS, Holder
 
 
 def _cases() -> dict[str, nn.ConvTranspose2d]:
-    """With the same weights in every run, whatever was imported before: in some draws the worst pixel is near its bound."""
+    """Return cases with the same weights in every run, independent of imports: in some draws the worst pixel is near its bound."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
         return {

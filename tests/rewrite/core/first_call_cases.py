@@ -1,4 +1,4 @@
-"""Models with one call each, and what waits for it."""
+"""Models with one call each, and the parts that wait for a first call."""
 
 from __future__ import annotations
 

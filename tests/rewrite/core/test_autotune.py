@@ -1,4 +1,4 @@
-"""A fused part that is slower than its own forward is found in the calls of the model, left for calls of that size, and said."""
+"""A fused part that is slower than its own forward is found in calls of the model, unfused for that size, and reported."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ PARTS: dict[str, tuple[Callable[[], nn.Module], Tensor, Any, str]] = {
 
 
 class Clock:
-    """Moves a little whenever somebody looks at it, and as much as `slow` says in a planted kernel."""
+    """Advances a little whenever it is read, and by `slow` in a planted kernel."""
 
     def __init__(self) -> None:
         self.now = 0.0

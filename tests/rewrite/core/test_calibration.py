@@ -1,4 +1,4 @@
-"""What is given as `calibration`."""
+"""The argument `calibration`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Derivatives of accelerated models: those of eager, or an error that names `restore`; never zeros or None in silence."""
+"""Derivatives of accelerated models equal those of eager, or raise an error that names `restore`; they are never zeros or None."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ DERIVATIVES: dict[str, Callable[[Run, Tensor, Tensor], Tensor]] = {
 
 
 class Case:
-    """A model, its input, a direction, and what eager gives for each derivative: None where eager raises."""
+    """A model, its input, a direction, and each derivative in eager: None where eager raises."""
 
     def __init__(self, name: str) -> None:
         self.name = name

@@ -1,4 +1,4 @@
-"""The first real call of each fused part is compared with its own forward; planted faults are found, and left alone at that."""
+"""The first real call of each fused part is compared with its own forward; only faulty parts are unfused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The first call differs from later ones in its time only: in every order of the modes that a model is called in."""
+"""The first call differs from later ones only in time, for every order of the modes of calls."""
 
 from __future__ import annotations
 

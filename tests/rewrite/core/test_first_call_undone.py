@@ -1,4 +1,4 @@
-"""A first call whose check fails leaves nothing behind: outputs and caches of every call are those of the own forward."""
+"""A first call whose check fails leaves no traces: outputs and caches equal those of the own forward."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ CALLS = [(name, cache) for name, case in CASES.items() for cache in case.caches]
 
 @pytest.fixture
 def failing_checks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Have each check of a first call fail; what is returned fills with the paths of the parts."""
+    """Make each check of a first call fail; the returned list fills with the paths of the parts."""
     failed: list[str] = []
 
     def fail(self: FirstCall, *_: Any) -> str:
@@ -159,7 +159,7 @@ def test_a_cross_cache_that_was_filled_before(failing_checks: list[str]) -> None
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 def test_the_state_of_tensors_is_put_back_where_they_lie(mode: Any) -> None:
-    """Whoever has a tensor of the cache goes on seeing what the cache has; also tensors of inference mode."""
+    """Other holders of a cache tensor still see the contents of the cache, also for inference tensors."""
     with mode():
         cache = StaticCache(config=DECODERS["llama"].build().config, max_cache_len=4)
         heads = torch.ones(1, 2, 1, 16)

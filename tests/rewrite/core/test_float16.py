@@ -1,4 +1,4 @@
-"""Models with float16 weights: computed in float32, float16 to the outside, and put back bit for bit."""
+"""Models with float16 weights: computed in float32, float16 for callers, and restored bit for bit."""
 
 import copy
 import pickle

@@ -1,4 +1,4 @@
-"""Every module with weights is replaced, or `explain()` names what stands in the way."""
+"""Every module with weights is replaced, or `explain()` gives the reason."""
 
 from __future__ import annotations
 

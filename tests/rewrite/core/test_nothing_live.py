@@ -1,4 +1,4 @@
-"""While a model is looked at, another thread that calls it gets the right answer: every answer is compared."""
+"""While a model is matched, calls from another thread return correct outputs."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ ACCURACY = {"rtol": 1e-4, "atol": 1e-4}
 
 
 class Spy(nn.Module):
-    """An activation that, when the thread that looks calls it, has another thread call the whole model.
+    """An activation that has another thread call the whole model when the matching thread calls it.
 
-    So another call happens in the very middle of each forward of each part that is looked at, whatever is done for that.
+    So another call happens in the middle of each forward of each part that is matched.
     """
 
     def __init__(self, function: Callable[[Tensor], Tensor] = torch.relu) -> None:
@@ -159,7 +159,7 @@ def test_another_threads_calls_are_right_while_a_model_is_looked_at(structure: s
 
 
 class Block(nn.Module):
-    """What the compiled tier takes: nothing in it is fused."""
+    """A block for the compiler: nothing in it is fused."""
 
     def __init__(self, spy: Spy) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A module that a plain list holds besides its parent: who goes through the list would not see a replacement."""
+"""A module that a plain list also holds: a loop over the list would not see a replacement."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""What is not fused where it could be expected says why, and errors of our own are not taken for that."""
+"""The plan has reasons where a fusion could be expected, and errors of this package are not taken for such."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def convnext_blocks(block: type[nn.Module] = test_convnext_block.Block) -> nn.Mo
 
 
 def called(model: nn.Module) -> Tensor:
-    """What it, or the one part that it holds, makes of a batch."""
+    """Return the output of the model, or of its single part, for a batch."""
     torch.manual_seed(0)
     with torch.no_grad():
         if isinstance(model, tf.BertModel):
@@ -219,7 +219,7 @@ def test_a_window_layer_says_why_it_is_left() -> None:
 
 
 def refusing(model: nn.Module, obstacle: str) -> nn.Module:
-    """With one layer that no fused one stands for."""
+    """Return a model with one layer that cannot be fused."""
     layer = model.encoder.layer[1]
     if obstacle == "parameter":
         layer.intermediate.register_parameter("temperature", nn.Parameter(torch.ones(64, 64)))

@@ -1,4 +1,4 @@
-"""Copies that share weights: what is done to them is not done to the module, and nobody's hooks are called in them."""
+"""Copies that share weights: changes of them do not affect the module, and they call no hooks."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Layer(nn.Module):
 
 
 def registered_parameters(module: nn.Module) -> list[nn.Parameter]:
-    """Packed weights are not among them: each call of `parameters` makes them anew."""
+    """Return the registered parameters, without packed weights: each call of `parameters` creates them again."""
     return [parameter for _, parameter in module.named_parameters(remove_duplicate=False)]
 
 

@@ -1,4 +1,4 @@
-"""Whatever fails and wherever, the model is left exactly as it was; copies and pickles can be restored too."""
+"""Any failure leaves the model exactly as it was; copies and pickles can be restored, too."""
 
 import copy
 import pickle

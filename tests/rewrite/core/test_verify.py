@@ -1,4 +1,4 @@
-"""A replacement that computes something else is not put in place."""
+"""A replacement with another result is not used."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""A model for every rule and stage: families of transformers, and models of pictures."""
+"""A model for every rule and stage: families of transformers, and image models."""
 
 import warnings
 

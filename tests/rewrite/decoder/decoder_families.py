@@ -70,7 +70,7 @@ class Decoder:
 
     @property
     def routes(self) -> bool:
-        """Whether tokens go to experts."""
+        """Return whether tokens go to experts."""
         return "num_experts_per_tok" in self.settings or "num_local_experts" in self.settings
 
     def build(self, seed: int = 0) -> nn.Module:

@@ -1,4 +1,4 @@
-"""A stack of Llama layers and what it computes, with and without a cache."""
+"""A stack of Llama layers and its outputs, with and without a cache."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What decoder layers hand on before it is computed: hidden states like any others, for whoever reads, keeps or changes them."""
+"""The deferred outputs of decoder layers act like ordinary hidden states for readers, holders and writers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.rewrite.decoder.llama_stack import BATCH, accelerated, llama
 @pytest.mark.parametrize("when", ["before", "after"])
 @torch.no_grad()
 def test_hidden_states_are_captured(when: str) -> None:
-    """transformers installs its capture hooks at first use, on whatever modules are there then."""
+    """transformers installs its capture hooks at first use, on the modules at that time."""
     model = llama()
     expected = copy.deepcopy(model)(**BATCH, output_hidden_states=True).hidden_states
     if when == "before":

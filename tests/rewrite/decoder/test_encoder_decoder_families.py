@@ -1,4 +1,4 @@
-"""Every family of encoder-decoders, end to end: how many layers are fused, and that logits and written tokens stay the same."""
+"""Every family of encoder-decoders: the number of fused layers, and equal logits and tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every family of decoders, end to end: how many layers are fused, and that prompts, steps and greedy tokens stay the same."""
+"""Every family of decoders: the number of fused layers, and equal prompts, steps and greedy tokens."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_layers_that_choose_groups_of_experts_run_around_attention() -> None:
 @pytest.mark.parametrize("beams", [1, 3])
 @torch.no_grad()
 def test_scaled_rotary_positions(family: Decoder, beams: int, lengths: list[int]) -> None:
-    """Twice: some begin anew with shorter sequences, and with other frequencies compute all tokens anew."""
+    """Run twice: some models restart with shorter sequences, and compute all tokens again with other frequencies."""
     model, batch = family.build(seed=1), padded()["left"]
     options = {"max_new_tokens": 128 if beams == 1 else 40, "do_sample": False, "num_beams": beams}
     expected = model.generate(**batch, **options)

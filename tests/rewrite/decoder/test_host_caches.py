@@ -1,4 +1,4 @@
-"""Caches of transformers' own, made by `model(**inputs)` or handed in: layers are fused, and anybody can go on from them."""
+"""Caches of transformers, created by `model(**inputs)` or passed in: layers are fused, and other code can continue from them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Layers that run together: one op call for a stack, and nothing that anybody could see of it."""
+"""Layers that run together: one op call for a stack, without a visible difference."""
 
 from __future__ import annotations
 

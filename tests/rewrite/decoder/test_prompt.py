@@ -1,4 +1,4 @@
-"""Decoders that are given no tokens: their layers are looked at by a prompt of hidden states."""
+"""Decoders without tokens: their layers are matched with a prompt of hidden states."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ALiBi: slopes that are read off scores, and biases that are or are not made of them."""
+"""ALiBi: slopes that are matched from scores, and biases with or without them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from hf_cpu_accel import accelerate_for_cpu
 from hf_cpu_accel.generate.cache import CPUCache
 from hf_cpu_accel.rewrite.core.verify import row_error
-from hf_cpu_accel.rewrite.decoder.masks import form_of, understood
+from hf_cpu_accel.rewrite.decoder.masks import convert_mask, form_of
 from hf_cpu_accel.rewrite.decoder.scores import Slopes, read_scores
 from hf_cpu_accel.rewrite.decoder.trace import AttentionCall
 from tests.rewrite.decoder.decoder_families import DECODERS, LAYERS, Decoder, padded
@@ -118,12 +118,12 @@ def test_masks_are_read_in_the_form_in_which_they_come() -> None:
     assert form_of(added, 2) is None
     assert form_of(torch.randn(2, 3, 4, 4), None) is None  # what comes later may be seen
     assert form_of(seen[:, 0], None) is None
-    one = understood(~seen, "hidden", None, None, 0, 2, 4)
+    one = convert_mask(~seen, "hidden", None, None, 0, 2, 4)
     assert one is not None
     assert one.start.tolist() == [2, 0]
-    assert understood(added, "added", None, None, 0, 2, 4) is added
-    assert understood(added[..., :3], "added", None, None, 0, 2, 4) is None
-    assert understood(torch.randn(2, 3, 4, 4), "added", None, None, 0, 2, 4) is None
+    assert convert_mask(added, "added", None, None, 0, 2, 4) is added
+    assert convert_mask(added[..., :3], "added", None, None, 0, 2, 4) is None
+    assert convert_mask(torch.randn(2, 3, 4, 4), "added", None, None, 0, 2, 4) is None
 
 
 @pytest.mark.parametrize("name", WITH_SLOPES)

@@ -1,4 +1,4 @@
-"""Layers that take the keys and values of earlier ones, and an input of their own (Gemma 4), in one call with those."""
+"""Layers that use the keys and values of earlier ones, and their own input (Gemma 4), in one call with those."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Embeddings of each family, and the ways in which models call them."""
+"""Embeddings of each family, and the forms of their calls."""
 
 from __future__ import annotations
 

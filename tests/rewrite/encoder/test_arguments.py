@@ -1,4 +1,4 @@
-"""What fused encoder layers are called with: masks, biases, windows and positions, known ones and others."""
+"""Arguments of fused encoder layers: known and unknown masks, biases, windows and positions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Layers with disentangled attention: what they are handed, what goes their own way, and what may change between calls."""
+"""Layers with disentangled attention: their arguments, calls of the own forward, and changes between calls."""
 
 from __future__ import annotations
 

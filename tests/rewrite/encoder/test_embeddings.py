@@ -1,4 +1,4 @@
-"""Embeddings as one op: which modules, the same numbers, and what takes the module's own forward."""
+"""Embeddings as one op: the matched modules, equal values, and calls of the own forward."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which modules are embeddings and which only look like them, told by structure and by what they compute."""
+"""Modules that are embeddings, and modules that only look like them, by structure and computation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Layers that attend by rows and columns of an image (SAM's, ViTDet's) in a few ops, for images of every size."""
+"""Layers with row and column biases (SAM, ViTDet) in a few ops, for images of every size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whole encoder layers in a few ops: which layers, the same numbers, and nothing else changed in their model."""
+"""Encoder layers in a few ops: the matched layers, equal values, and no other change in their model."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_the_class_and_the_paths_are_kept() -> None:
 
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_hidden_states_can_be_captured(when: str) -> None:
-    """transformers installs its capture hooks at first use, on whatever modules are there then."""
+    """transformers installs its capture hooks at first use, on the modules at that time."""
     model = bert()
     batch = inputs(model)
     reference = copy.deepcopy(model)

@@ -1,4 +1,4 @@
-"""Encoder layers over sequences one after another: the towers that read images for Qwen-VL and its like."""
+"""Encoder layers over concatenated sequences: the vision towers of Qwen-VL and similar models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hidden states at the padding are left out only where nobody reads them."""
+"""Hidden states at padding are skipped only where no code reads them."""
 
 from __future__ import annotations
 

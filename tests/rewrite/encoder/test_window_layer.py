@@ -1,4 +1,4 @@
-"""Swin's layers in one call, for images of every size; what the windows do not fit keeps its own forward."""
+"""Swin layers in one call, for images of every size; sizes that do not fit the windows run the own forward."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_a_number_between_two_steps_does_not_hide_a_wide_layer() -> None:
     ("cls", "config"), [(DonutSwinModel, DonutSwinConfig), (MaskFormerSwinModel, MaskFormerSwinConfig)]
 )
 def test_attention_that_is_written_out(cls: type[nn.Module], config: type[Any], dtype: str) -> None:
-    """What is added to the scores is then what softmax is given beyond the product of queries and keys."""
+    """The bias is then the difference between the input of softmax and the product of queries and keys."""
     model = swin(cls, config)
     images = [torch.randn(2, 3, 56, 56), torch.randn(1, 3, 84, 112)]
     expected = [run(model, pixels) for pixels in images]
@@ -212,7 +212,7 @@ def test_threads_may_share_a_model() -> None:
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
 def test_branches_as_large_as_what_they_are_added_to(dtype: str) -> None:
-    """The proof does not narrow, so it holds whatever the weights are."""
+    """The verification does not narrow, so it works for any weights."""
     model, pixels = swin(), torch.randn(1, 3, 56, 56)
     with torch.no_grad():
         for parameter in model.parameters():

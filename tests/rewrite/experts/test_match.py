@@ -1,4 +1,4 @@
-"""Modules of experts: every way to keep and to use their weights is read off, packed and given back."""
+"""Modules of experts: every layout and use of their weights is matched, packed and restored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tiny models of each kind with latent attention, with weights that let tokens differ."""
+"""Tiny models of each kind with latent attention, with weights that make tokens differ."""
 
 from __future__ import annotations
 

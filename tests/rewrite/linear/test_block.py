@@ -1,4 +1,4 @@
-"""Containers around one linear: what the rule takes, what it must not take, and what it computes."""
+"""Containers around one linear: which ones the rule matches and rejects, and their outputs."""
 
 import pytest
 import torch

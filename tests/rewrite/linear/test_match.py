@@ -1,4 +1,4 @@
-"""Linears: which are packed, which are merged, which are left and why."""
+"""Linears: which are packed, merged or left, and the reasons."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Vocabulary heads that share a float32 weight with an embedding: one weight in memory, and our product."""
+"""Vocabulary heads that share a float32 weight with an embedding: one weight in memory, and a product of this package."""
 
 from __future__ import annotations
 

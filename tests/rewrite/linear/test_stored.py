@@ -1,4 +1,4 @@
-"""Linears over a quantized checkpoint: packed together where they share an input, exact, and given back."""
+"""Linears over a quantized checkpoint: packed together where they share an input, exact, and restored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Linears that store their weight the other way round."""
+"""Linears that store their weight transposed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Group norms on their op, and SiLU with them where it comes next."""
+"""Group norms on their op, with a following SiLU."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_a_compiled_model_has_no_pending_tensors() -> None:
 
 
 def test_what_does_not_fit_is_refused_where_it_is_given() -> None:
-    """Whoever tries a block with inputs of other kinds, as the search for encoder layers does, finds out at once."""
+    """Code that tries a block with other inputs, such as the encoder matcher, gets an error at once."""
     model = nn.Sequential(nn.GroupNorm(4, 32), nn.SiLU()).eval()
     accelerate_for_cpu(model)
     with pytest.raises((ValueError, RuntimeError)):

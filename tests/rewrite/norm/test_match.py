@@ -1,4 +1,4 @@
-"""Norms that are modules of a model and not of torch."""
+"""Norms written as Python modules of a model."""
 
 import pytest
 import torch

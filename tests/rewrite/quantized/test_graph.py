@@ -1,4 +1,4 @@
-"""Graphs as PT2E leaves them: exported, with weights that are widened and activations that are rounded."""
+"""Graphs of PT2E: exported, with dequantized weights and rounded activations."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def rounded(x: Tensor, how: str) -> Tensor:
 
 
 class Network(nn.Module):
-    """Convolutions, a sum of what was rounded, and linears of which two read the same."""
+    """Convolutions, a sum of rounded values, and linears, two of them with the same input."""
 
     def __init__(self, how: str) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Convolutions of PT2E graphs that read one another become one call, whose images are in the ranges of the graph."""
+"""Consecutive convolutions of PT2E graphs become one call, with images in the ranges of the graph."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Block(nn.Module):
 
 
 def exported(form: str) -> tuple[GraphModule, Tensor, Tensor]:
-    """The graph, an input, and what the network gives that was quantized."""
+    """Return the graph, an input, and the output of the quantized network."""
     torch.manual_seed(0)
     block, x = Block(form).eval(), torch.randn(2, 64, 18, 17)
     with torch.no_grad():

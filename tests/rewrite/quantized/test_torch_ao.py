@@ -1,4 +1,4 @@
-"""Models that torch.ao has quantized, dynamically or statically: what serves them, and that they come back."""
+"""Models quantized by torch.ao, dynamically or statically: their providers, and restoring."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_dynamic_float16_is_packed_as_dtype_says() -> None:
 
 
 class Images(nn.Module):
-    """What is quantized statically: a convolution with a norm and a ReLU, a sum, and a linear over pixels."""
+    """Statically quantized modules: a convolution with a norm and a ReLU, a sum, and a linear over pixels."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -121,7 +121,7 @@ def test_static_products_go_to_the_fastest_engine(
     for name in ("first", "second", "linear"):
         assert isinstance(model.get_submodule(name).forward, FastestEngine)
         served = items[name].provider
-        assert served == "torch's own" if engine == NATIVE else served.startswith(engine)
+        assert served == "PyTorch" if engine == NATIVE else served.startswith(engine)
     twin = copy.deepcopy(model)
     restore(model)
     assert not any("forward" in vars(module) for module in model.modules())

@@ -1,4 +1,4 @@
-"""Small decoders whose layers no matcher knows, by what they ask of their cache."""
+"""Small decoders whose layers no matcher supports, by their use of the cache."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def gemma() -> Any:
 
 
 def blip() -> Any:
-    """Written out attention over what an encoder gives, the keys of which stay in a cache of their own."""
+    """Written-out attention over an encoder's output, with keys in their own cache."""
     config = transformers.BlipTextConfig(**_SIZES, encoder_hidden_size=48, is_decoder=True, sep_token_id=2)
     return BlipTextLMHeadModel(config)
 

@@ -1,4 +1,4 @@
-"""Small models whose layers no matcher knows, and layers written for one question each."""
+"""Small models whose layers no matcher supports, and layers written for single questions."""
 
 from __future__ import annotations
 

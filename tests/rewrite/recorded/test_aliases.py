@@ -1,4 +1,4 @@
-"""Layers that write to tensors which lie in the memory of others, or are copies of them, as strides are."""
+"""Layers that write to tensors that share memory with others, or are copies of them, depending on strides."""
 
 from __future__ import annotations
 

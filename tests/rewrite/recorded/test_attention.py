@@ -1,4 +1,4 @@
-"""Attention in all the ways in which layers write it out: one op, and what it gave."""
+"""Attention in all forms that layers write out: one op with equal results."""
 
 from __future__ import annotations
 

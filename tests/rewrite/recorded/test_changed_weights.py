@@ -1,4 +1,4 @@
-"""Weights that are cast, or that part, after a layer was recorded."""
+"""Weights that are cast or untied after a layer was recorded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What changes between two calls of a recorded layer: it computes what its forward would, each time."""
+"""Changes between two calls of a recorded layer: it returns the output of its forward each time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a layer keeps is kept once for each call, and nothing of a recording is kept with it."""
+"""Side effects of a layer happen once per call, and a recording leaves none."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.rewrite.recorded.test_recorded_layer import called, error, in_use, pl
 
 
 class Keeping(Written):
-    """Keeps what it has seen where modules do not look."""
+    """Keeps its inputs outside of module attributes."""
 
     def __init__(self, keep: Callable[[Any, Tensor], Tensor]) -> None:
         super().__init__(plain)

@@ -1,4 +1,4 @@
-"""What follows from weights and numbers alone is computed once, and again where a weight is written to or exchanged."""
+"""Results of weights and numbers alone are computed once, and again after a weight changes."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_a_branch_on_the_values_of_a_weight() -> None:
 
 
 class Overwriting(Windowed):
-    """What it makes of weights is written to with what it is given: in the tensor, in a view of it, or in what it is a view of."""
+    """Writes its input to a result of weights: to the tensor, to a view of it, or to its base."""
 
     def __init__(self, place: Callable[[Tensor], tuple[Tensor, Tensor]]) -> None:
         super().__init__()

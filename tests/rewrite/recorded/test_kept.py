@@ -1,4 +1,4 @@
-"""What recorded layers keep from one call to the next, or may not: state, results, modes, weights, errors, threads."""
+"""State of recorded layers between calls: states, results, modes, weights, errors, threads."""
 
 from __future__ import annotations
 

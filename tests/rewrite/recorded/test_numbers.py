@@ -1,4 +1,4 @@
-"""What is chosen between tensors and numbers is of the dtype that torch makes it, whatever is chosen."""
+"""A selection between tensors and numbers has the dtype of torch, for either choice."""
 
 from __future__ import annotations
 

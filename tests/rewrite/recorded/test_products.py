@@ -1,4 +1,4 @@
-"""Products with matrices that a layer holds itself are ours, but for those that choose experts and those of a few features."""
+"""Products with matrices of the layer itself run on this package's op, except routers and those of few features."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Layers of no known form run as the steps that one call of them took: same values, at all sizes, and undone without a trace."""
+"""Layers of unknown form run as recorded steps: equal values at all sizes, and restored completely."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def run(model: nn.Module, *args: Any, **batch: Any) -> Tensor:
 
 
 def told(output: Tensor, batch: int, length: int, hidden: int) -> Tensor:
-    """The rows of tokens that are not hidden: those of others are nobody's."""
+    """Return the rows of visible tokens; other rows are undefined."""
     if not hidden or output.dim() != 3:
         return output
     return torch.cat((output[:-1].flatten(0, 1), output[-1, : output.shape[1] * (length - hidden) // length]))

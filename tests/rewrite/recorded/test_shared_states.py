@@ -1,4 +1,4 @@
-"""Layers that hand keys and values on to later ones in a dictionary are recorded with what they put in there and take from it."""
+"""Layers that share keys and values in a mapping are recorded with its reads and writes."""
 
 from __future__ import annotations
 

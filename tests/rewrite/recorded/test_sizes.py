@@ -1,4 +1,4 @@
-"""Sizes that a forward reads are followed into torch's arguments, and whatever else is made of them has to be the same again."""
+"""Sizes that a forward reads are tracked into torch's arguments; other uses of them must give equal results."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ USES: dict[str, Callable[[Any], float]] = {
 
 
 def test_a_size_before_another_input() -> None:
-    """Where sizes are not followed, what is noted of one comes behind all inputs."""
+    """Without tracked sizes, the record of a size comes after all inputs."""
 
     class Weighted(Written):
         def forward(self, hidden: Tensor, length: int, weight: Tensor) -> Tensor:
@@ -100,7 +100,7 @@ def test_numbers_read_of_a_tensor() -> None:
 
 
 def test_sizes_that_happen_to_be_equal() -> None:
-    """Batch and heads, length and features, a batch of one: what is broadcast is not what was recorded."""
+    """Batch and heads, length and features, a batch of one: broadcasting is not what was recorded."""
 
     class Normed(Written):
         def forward(self, hidden: Tensor, weight: Tensor) -> Tensor:
@@ -122,7 +122,7 @@ def test_empty_ones() -> None:
 
 
 class Noted:
-    """Notes how often a size was looked at."""
+    """Counts reads of a size."""
 
     def __init__(self) -> None:
         self.looks = 0

@@ -1,4 +1,4 @@
-"""Layers that call torch's attention themselves get ours."""
+"""Layers that call torch's attention themselves run this package's."""
 
 from __future__ import annotations
 

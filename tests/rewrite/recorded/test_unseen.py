@@ -1,4 +1,4 @@
-"""What a recording cannot see by itself: states outside of modules, globals, dimensions that come and go, other threads' tools."""
+"""State that a recording cannot see: outside of modules, globals, optional dimensions, tools of other threads."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def twice(hidden: Tensor) -> Tensor:
 
 
 class Reading(Written):
-    """Reads what is no attribute of its own when it is recorded, or no number."""
+    """Reads a value that is no attribute of the module when it is recorded, or no number."""
 
     gain = 2.0
 
@@ -251,7 +251,7 @@ def test_gradients_that_are_asked_for_anywhere_are_refused() -> None:
 
 
 def test_a_copy_that_may_be_none_is_not_written_to() -> None:
-    """What it is of would be written to by the forward, and again by the steps that are compared with it."""
+    """The forward would write to the original, and so would the steps that are compared with it."""
 
     class Careless(Written):
         def forward(self, hidden: Tensor, offset: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Decoder layers of no known form are recorded with what they ask of their cache: the same tokens, and caches that go both ways."""
+"""Decoder layers of unknown form are recorded with their use of the cache: equal tokens, and caches shared with eager."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_other_dtypes(name: str, dtype: str) -> None:
 
 
 class Cached(Written):
-    """`Written`, of which keys and values go to a cache."""
+    """`Written`, with keys and values in a cache."""
 
     def __init__(self, layer_idx: int) -> None:
         super().__init__(self._attend)
@@ -140,7 +140,7 @@ class Deciding(Cached):
 
 
 class Asking(Cached):
-    """It reads what the layer before it has stored."""
+    """Reads the stored keys and values of the layer before it."""
 
     def stored(self, cache: Any, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         key, value = super().stored(cache, key, value)

@@ -1,4 +1,4 @@
-"""Models with recurrent layers: mixers and layers are fused, tokens are those of eager, and all can be undone."""
+"""Models with recurrent layers: mixers and layers are fused, generate the tokens of eager, and can be restored."""
 
 from __future__ import annotations
 

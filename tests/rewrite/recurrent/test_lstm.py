@@ -1,4 +1,4 @@
-"""`nn.LSTM` beside torch's own."""
+"""`nn.LSTM`, compared with torch."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _states(lstm: nn.LSTM, *batch: int) -> tuple[Tensor, Tensor]:
 
 
 def _agree(ours: Any, theirs: Any, bound: float) -> None:
-    """The outputs and both states: they lie within (-1, 1) or near it, so the error is told beside 1."""
+    """Compare the outputs and both states: they lie within (-1, 1) or near it, so the error is relative to 1."""
     for one, other in zip((ours[0], *ours[1]), (theirs[0], *theirs[1]), strict=True):
         assert one.shape == other.shape
         assert (one.float() - other).abs().max() <= bound

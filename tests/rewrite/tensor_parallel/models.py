@@ -1,4 +1,4 @@
-"""Small decoders whose tokens differ from one another, and what a process writes down about one of them."""
+"""Small decoders with different tokens, and the results that a process writes about one of them."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def logits(model: Any) -> list[float]:
 
 
 def weight_bytes(model: Any) -> int:
-    """Of the parameters that are there, of this process, and of what is packed."""
+    """Return the bytes of the parameters of this process, packed or not."""
     held = {
         tensor.data_ptr(): tensor.nbytes
         for parameter in model.parameters()
@@ -86,7 +86,7 @@ def weight_bytes(model: Any) -> int:
 
 
 def report(folder: Path, **options: Any) -> dict[str, Any]:
-    """What comes of the model in `folder`, eager, in each dtype, and restored."""
+    """Return the results of the model in `folder`: eager, in each dtype, and restored."""
     model = AutoModelForCausalLM.from_pretrained(folder, **options).eval()
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     found: dict[str, Any] = {"eager": tokens(model), "logits": logits(model)}

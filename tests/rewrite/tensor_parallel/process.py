@@ -1,4 +1,4 @@
-"""One of two processes, each told by the environment which it is; writes FOLDER/rank<n>.json about each model."""
+"""One of two processes, whose rank is in the environment; writes FOLDER/rank<n>.json about each model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models that transformers divides among two processes (gloo): the tokens of one process, and half of the weights each."""
+"""Models that transformers splits over two processes (gloo): the tokens of one process, and half of the weights each."""
 
 from __future__ import annotations
 

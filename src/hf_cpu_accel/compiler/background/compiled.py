@@ -18,7 +18,7 @@ Step = tuple[str, Any]
 
 @dataclass(frozen=True)
 class Place:
-    """Where an input of the graph comes from.
+    """The source of an input of the graph.
 
     Attributes:
         kind: "input" (a tensor of the call), "state" (a parameter, buffer or other tensor of the block) or "constant".

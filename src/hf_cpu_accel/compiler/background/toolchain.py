@@ -1,4 +1,4 @@
-"""Whether this machine can compile; checked without importing Inductor."""
+"""Check whether this machine can compile, without importing Inductor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a compiled form replaces level 1: its output agrees, and it is faster for inputs of about this size."""
+"""Decide whether a compiled form replaces level 1: its output agrees, and it is faster for inputs of about this size."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class LinearCall:
 
     @property
     def is_product_only(self) -> bool:
-        """Whether the call has neither an activation nor a residual."""
+        """Return whether the call has neither an activation nor a residual."""
         return self.residual is None and self.activation == "none"
 
     @property

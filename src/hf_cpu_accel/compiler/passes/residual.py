@@ -29,7 +29,7 @@ def fuse_residuals(rewriter: Rewriter) -> int:
 
 
 def is_residual(residual: Node, product: Node, total: Node) -> bool:
-    """Whether the epilogue of a product can add what is added to it."""
+    """Return whether the epilogue of a product can add this residual."""
     before, added, after = (value(part) for part in (product, residual, total))
     return added.dtype in FLOATING and after.dtype is before.dtype and same_sizes(before.shape, added.shape)
 

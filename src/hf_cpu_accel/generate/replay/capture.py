@@ -16,10 +16,10 @@ from hf_cpu_accel.generate.replay.sources import CannotReplay, Name, Past
 from hf_cpu_accel.lazy.lazy_tensor import LazyTensor, ordinary_arguments
 from hf_cpu_accel.runtime.torch_modes import AroundAllOps, AroundFunctions
 
-# They read values where no op sees it, and what Python does with them may differ in the next step.
+# They read values without an op, and Python may use them differently in the next step.
 _READERS = frozenset((Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__dlpack__))
 _MOST_BYTES = 128 << 20
-MADE_BY_PYTHON = torch.ops.aten.lift_fresh.default  # gets tensors that were made of numbers
+MADE_BY_PYTHON = torch.ops.aten.lift_fresh.default  # its input is a tensor of Python numbers
 _ORDINARY = type(MADE_BY_PYTHON)  # ops without other ops inside
 _DECODER_LAYERS = torch.ops.hf_cpu_accel.decoder_layers.default
 _KEYS, _PAST = 5, 7  # among its arguments
@@ -96,7 +96,7 @@ def capture(
             refusals.append(f"{func} runs ops inside")
             return func(*args, **kwargs)
         if any(isinstance(leaf, LazyTensor) for leaf in tree_leaves((args, kwargs))):
-            with AroundAllOps(around_op):  # what they are computed by comes first
+            with AroundAllOps(around_op):  # their own ops come first
                 args, kwargs = ordinary_arguments(func, args, kwargs)
         output = func(*args, **kwargs)
         if torch.Tag.nondeterministic_seeded in func.tags:
@@ -110,7 +110,7 @@ def capture(
         if refusals:
             captured.ops.clear()
             return output
-        if func is MADE_BY_PYTHON:  # it gives what it was given
+        if func is MADE_BY_PYTHON:  # it returns its argument
             args = (output.clone(),)
         captured.ops.append(Op(func, args, kwargs, output))
         return output
@@ -158,7 +158,9 @@ def _name(
         names[id(before.keys)] = ("keys", index)
         names[id(before.values)] = ("values", index)
     for number, op in enumerate(captured.ops):
-        given = {id(leaf) for leaf in tree_leaves((op.args, op.kwargs))}  # an op in place gives what it got
+        given = {
+            id(leaf) for leaf in tree_leaves((op.args, op.kwargs))
+        }  # an in-place op returns its argument
         for place, leaf in enumerate(tree_leaves(op.output)):
             if isinstance(leaf, Tensor) and id(leaf) not in given:
                 names.setdefault(id(leaf), ("output", number, place))

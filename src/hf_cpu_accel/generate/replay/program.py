@@ -127,7 +127,7 @@ class Program:
         if any(name[0] in _OF_CACHE and name[1] not in known for step in live for name in step.reads):
             raise CannotReplay("it reads cache layers that it does not write to")
         told = {name[1] for step in live for name in step.reads if name[0] == "past"}
-        # Of others the ops say where in the storage they write, which they can not if it moves to the front.
+        # In other layers the ops have fixed places in the storage, which is wrong after tokens move to the front.
         self._dropped = {index: held.dropped for index, held in second.written.items() if index not in told}
 
     def is_of(self, captured: Capture, step: int) -> bool:
@@ -159,7 +159,7 @@ class Program:
             except (RuntimeError, ValueError, IndexError):
                 if number >= self._first_write and not self.is_repeatable:
                     raise
-                return None  # the model's own code says what is wrong, or knows what to do
+                return None  # the model's own code raises the error, or handles the case
         if keeps:
             for store in stores:
                 store.advance(1)

@@ -22,9 +22,9 @@ from hf_cpu_accel.patching.hooks import (
     instance_forward,
 )
 
-_CAPTURES = 3  # of which two are to foretell the third
+_CAPTURES = 3  # two of them must predict the third
 _MOST_RESTARTS = 4
-_MOST_CAPTURES = 6  # the first steps may be others: something is computed once, or a storage grows
+_MOST_CAPTURES = 6  # the first steps may differ: values are computed once, or a storage grows
 _log = logging.getLogger(__name__)
 
 
@@ -54,12 +54,12 @@ class DecodeSteps:
         self._limits = Limits(model.config) if self._captures_left else None
         self._captures: list[Capture] = []
         self._program: Program | None = None
-        self._is_tried = False  # whether the program has given what the model gives
+        self._is_tried = False  # whether the program agrees with the model
         self._first = 0  # length before the first step of the program
         self._limit: int | None = None
         self._handles = RemovableHandle.next_id
         self._outputs: Any = None  # of the last call of the model that was captured
-        self._inputs: dict[str, Any] = {}  # what that was called with
+        self._inputs: dict[str, Any] = {}  # its arguments
 
     def __call__(self, inputs: Mapping[str, Any]) -> Any:
         """Return `model(**inputs, return_dict=True)`; replayed steps update only its logits."""

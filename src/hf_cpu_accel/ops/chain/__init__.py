@@ -1,1 +1,1 @@
-"""What chains of convolutions are made of, how several become one, and what they compute in plain torch."""
+"""Chains of convolutions: their steps, how to join several, and the reference in plain torch."""

@@ -38,7 +38,7 @@ STRUCTURE = "deformable attention"
 _VALUE, _POINTS, _WEIGHTS = "value", "sampling_locations", "attention_weights"
 _SHAPES = ("value_spatial_shapes_list", "value_spatial_shapes")
 _COUNTS, _METHOD = "num_points_list", "method"
-_OTHERS = {"level_start_index", "im2col_step"}  # which say what the shapes say, and how a GPU is used
+_OTHERS = {"level_start_index", "im2col_step"}  # redundant with the shapes, and a setting for GPUs
 _WRITES = ("STORE_GLOBAL", "DELETE_GLOBAL")
 _found: WeakKeyDictionary[FunctionType, bool] = WeakKeyDictionary()
 
@@ -198,7 +198,7 @@ def _attended(named: dict[str, Any] | None) -> Tensor | None:
         return deformable_attention(
             value, sizes, counts, points.float().contiguous(), weights.float().contiguous()
         )
-    except (TypeError, ValueError):  # the host's own code says what does not fit
+    except (TypeError, ValueError):  # the host's own code raises the error
         return None
 
 

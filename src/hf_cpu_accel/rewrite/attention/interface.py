@@ -18,7 +18,7 @@ from hf_cpu_accel.rewrite.attention.masks import as_key_padding, attention_mask
 from hf_cpu_accel.rewrite.attention.paged import is_step, paged_attention_forward
 from hf_cpu_accel.rewrite.core.recordable import recordable
 
-# Keyword arguments that change the result and that the op does not know.
+# Keyword arguments that change the result and that the op does not support.
 _UNSUPPORTED = ("softcap", "s_aux", "cache", "head_mask", "output_attentions")
 
 
@@ -54,7 +54,7 @@ def attention_forward(
     Returns:
         [B, Lq, H, D] and None, since attention weights are never computed.
     """
-    if is_step(kwargs):  # of continuous batching: what to attend to follows from the lengths
+    if is_step(kwargs):  # continuous batching: the lengths determine the mask
         return paged_attention_forward(module, query, key, value, scaling, kwargs), None
     if dropout or _wants_more(query, key, value, kwargs):
         from transformers.integrations.sdpa_attention import sdpa_attention_forward

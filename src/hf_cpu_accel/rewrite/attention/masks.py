@@ -52,7 +52,7 @@ def attention_mask(
         if attention_mask is None or (not tracing and attention_mask.all()):
             return None
         missing = kv_offset + kv_length - attention_mask.shape[-1]
-        # A copy in any case: it may be the caller's own, who may write to it before the last layer has run.
+        # Always a copy: the caller may overwrite it before the last layer has run.
         padding = nn.functional.pad(attention_mask, (0, missing)) if missing > 0 else attention_mask.clone()
         padding = padding[:, kv_offset : kv_offset + kv_length]
         mask = padding[:, None, None, :].expand(batch_size, 1, q_length, kv_length)

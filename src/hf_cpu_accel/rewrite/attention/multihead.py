@@ -13,7 +13,7 @@ from hf_cpu_accel.lazy.remember import remember
 from hf_cpu_accel.patching.fused_module import FusedModuleMixin, Reference
 from hf_cpu_accel.rewrite.attention.processor import AttentionConfig, dot_product_attention
 from hf_cpu_accel.rewrite.core.packed_module import changed_dtype, check_inference, loading_refused
-from hf_cpu_accel.rewrite.linear.layer import unpacked
+from hf_cpu_accel.rewrite.linear.layer import unpack_weight
 from hf_cpu_accel.rewrite.linear.projection_group import ProjectionGroup
 
 WEIGHT, BIAS = "in_proj_weight", "in_proj_bias"
@@ -66,7 +66,7 @@ class PackedMultiheadAttention(FusedModuleMixin):
                 output: tuple[Tensor, Tensor | None] = self._original_class.forward(self, *args, **kwargs)
                 return output
             finally:
-                self._values = {}  # numbers of one layer, which must not add up over the layers
+                self._values = {}  # unpacked values of one layer, which must not accumulate over the layers
         check_inference(self, given["query"])
         return self._attend(given)
 
@@ -184,7 +184,7 @@ class PackedMultiheadAttention(FusedModuleMixin):
         """Return the weight [3 * E, E]: the original if it is kept, else dequantized."""
         if self.kept is not None:
             return self.kept.detach().to(self.weight_dtype)
-        return unpacked(self.group.packed, self.group.permutation, self.weight_dtype)
+        return unpack_weight(self.group.packed, self.group.permutation, self.weight_dtype)
 
     def __getattr__(self, name: str) -> Any:
         if name != WEIGHT:
@@ -214,7 +214,7 @@ class PackedMultiheadAttention(FusedModuleMixin):
         return {**self.__dict__, "_values": {}}
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
-        destination[prefix + WEIGHT] = self.unpack()  # ahead of the bias, where the original has it
+        destination[prefix + WEIGHT] = self.unpack()  # before the bias, as in the original
         super()._save_to_state_dict(destination, prefix, keep_vars)
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:

@@ -76,8 +76,8 @@ def paged_attention_forward(
             keys.index_copy_(0, written, key[0].transpose(0, 1))
             values.index_copy_(0, written, value[0].transpose(0, 1))
         else:
-            # Prompts that find nothing in the cache attend to themselves; a window's ring loses what is to be read by what is
-            # written, so transformers copies both out of it.
+            # Prompts without cached tokens attend to themselves. Writing to the ring of a window overwrites keys that are still
+            # read, so transformers copies both.
             key, value = cache.update(key, value, layer, dict(steps))
             slots = None
     if slots is None:  # all keys follow one another

@@ -56,7 +56,9 @@ class OurAttention(AroundFunctions):
     """Mode in which `scaled_dot_product_attention` runs on this package's op where that supports the call."""
 
     def __init__(self, config: AttentionConfig) -> None:
-        super().__init__(partial(_answer, config))  # no method: with a cycle, each call would leave garbage
+        super().__init__(
+            partial(_answer, config)
+        )  # not a method: a reference cycle would leave garbage in each call
 
 
 def _answer(config: AttentionConfig, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -136,7 +138,7 @@ class ProcessorForward(InnerForward):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if (
             not self.is_on or torch.compiler.is_compiling()
-        ):  # the compiled tier finds torch's own in the graph
+        ):  # the compiler needs torch's function in the graph
             return self.__wrapped__(*args, **kwargs)
         with OurAttention(self.config):
             return self.__wrapped__(*args, **kwargs)

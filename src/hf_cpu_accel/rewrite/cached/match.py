@@ -17,7 +17,7 @@ from hf_cpu_accel.rewrite.core.fuse_each import fuse_each, refusal_to_fuse
 from hf_cpu_accel.rewrite.core.refusal import LAYERS, Refusal
 from hf_cpu_accel.rewrite.linear.layer import PERMUTED, is_permuted
 from hf_cpu_accel.rewrite.mixer.match import fuse_mixer_layers
-from hf_cpu_accel.rewrite.mixer.verify import verified
+from hf_cpu_accel.rewrite.mixer.verify import first_verified
 
 STRUCTURE = "cached attention"
 
@@ -34,7 +34,7 @@ def fuse_cached_attention(context: Context) -> list[PlanItem]:
     def op_and_dtype(fused: CachedAttention, path: str) -> tuple[str, str]:
         return "attention", context.dtype_names(path, fused)
 
-    # Why it was refused is not told: of its layer, what the op does not know is.
+    # Its own reason is not reported, only that of its layer.
     return fuse_each(context, STRUCTURE, look, op_and_dtype, expected=lambda root, path: False)
 
 
@@ -52,7 +52,7 @@ def _match_cached_attention(
     reason = refusal_to_fuse(module, path, context) or (PERMUTED if is_permuted(module) else None)
     if reason is not None:
         return Refusal(reason)
-    return verified(module, [partial(_build_cached_attention, parts=parts) for parts in possible])
+    return first_verified(module, [partial(_build_cached_attention, parts=parts) for parts in possible])
 
 
 def _build_cached_attention(module: nn.Module, parts: CachedParts) -> CachedAttention:

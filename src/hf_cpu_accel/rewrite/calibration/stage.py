@@ -22,7 +22,7 @@ from hf_cpu_accel.rewrite.core.context import Context, linear_refusal
 from hf_cpu_accel.rewrite.linear.transposed import as_linear
 from hf_cpu_accel.tolerance import PACKED
 
-# How much of what the rules allow a weight may be off for inputs that are like no example, as root mean square.
+# Share of the allowed error of a weight for inputs unlike the examples, as root mean square.
 _FAR = 0.6
 _DAMPINGS = (DAMPING, 10 * DAMPING, 100 * DAMPING)
 

@@ -18,8 +18,7 @@ import torch
 from torch import Tensor, nn
 
 Compute = Callable[[Tensor], Tensor]
-# Of a module, and {number of the batch: input} of those that came there: what it computes from there on, or None for what it did
-# before.
+# (module, {number of the batch: input}) -> the forward from then on, or None for the one before.
 Visit = Callable[[nn.Module, dict[int, Tensor]], Compute | None]
 
 

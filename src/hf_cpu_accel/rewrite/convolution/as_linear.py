@@ -99,7 +99,7 @@ class LinearConvolution(DeferringConvolution, PackedLinear):
             output = self._as_eager(input)
             return output if self.fold is None else self.fold.normalize(output)
         if self._reads_pixels:
-            # A map with its channels first is turned, which takes as long as to multiply it: what comes next wants them last.
+            # A map with channels first is transposed, which takes as long as the product: the next op reads channels last.
             input = input.contiguous(memory_format=torch.channels_last)
         if self._sums_taps and input.dtype is torch.float32:
             return self._from_taps(input)
@@ -282,8 +282,8 @@ def _is_pointwise(module: nn.Module) -> bool:
 
 
 def _is_over_time(module: nn.Conv1d) -> bool:
-    # With few channels there is little to multiply, and what stands around it wants them first; but the sound itself has one, and
-    # oneDNN takes ten times as long to read it. What gives sound reads channels as those before it leave them.
+    # With few channels the product is small, and neighboring ops use channels first. But raw audio has one channel, and
+    # oneDNN takes ten times as long to read it. The convolution that returns audio reads the layout of the ones before it.
     enough = module.in_channels >= MIN_OUT_FEATURES or is_of_sound(module)
     return enough and symmetric_padding(module) is not None and _is_dense(module)
 

@@ -20,7 +20,7 @@ from hf_cpu_accel.rewrite.core.rule import Match, Outcome, Rule, apply_rule
 from hf_cpu_accel.rewrite.core.shadow_copy import Shadow
 from hf_cpu_accel.rewrite.core.verify import run
 
-# Sides of the images that a parent is tried with: most take a small one, and whole networks halve it five times.
+# Sides of the images for a parent: most accept a small one, and whole networks halve it five times.
 _SIZES = (9, 65)
 _MOST_AROUND = 2
 
@@ -43,7 +43,7 @@ class BatchNormRule:
         convolutions = {name: child for name, child in free if is_convolution(child, nn.Conv2d)}
         others = [child for name, child in free if name not in convolutions and _has_channels(child)]
         widths = {convolution.out_channels for convolution in convolutions.values()}
-        # First, whether there is such a norm at all: a parent that has others may be a transformer, which would be run for it.
+        # First check for such a norm: a parent with others may be a transformer, which would run for nothing.
         folds = {
             (norm, width): fold
             for norm in others

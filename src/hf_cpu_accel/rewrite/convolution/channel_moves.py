@@ -65,13 +65,13 @@ class ChannelMoves:
             return
         first, channels = numbers[0], parts[0].shape[1]
         assert first is not None
-        if len(parts) == 1:  # of a list that is to grow
+        if len(parts) == 1:  # the start of a growing list
             images.add_copy(output, first)
         for part, number in zip(parts[1:], numbers[1:], strict=True):
             channels += part.shape[1]
             link = ChannelsLink(first, number, tuple(range(channels)))
             is_whole = part is parts[-1] and channels == output.shape[1]
-            # A list of images that grows (Huang et al. 2016) is put together anew for each that reads it.
+            # A growing list of images (Huang et al. 2016) is concatenated again for each reader.
             if link in images.links and not is_whole:
                 first = images.links.index(link) + 1
                 continue

@@ -94,7 +94,7 @@ def _computation(module: nn.Module) -> Callable[[], Any] | None:
     if not parametrize.is_parametrized(module) or list(module._modules) != ["parametrizations"]:
         return None
     made: Any = module.parametrizations
-    # Of a single tensor torch's `remove_parametrizations` would write over it with what was packed.
+    # With one source tensor torch's `remove_parametrizations` would overwrite it with the packed values.
     alone = list(made) == ["weight"] and not made["weight"].is_tensor
     return (lambda: module.weight) if alone else None
 

@@ -91,7 +91,7 @@ class FusedConvolutionBlock(FusedModuleMixin):
         assert isinstance(down, PackedLinear)
         gain = None if block.gain is None else getattr(self, block.gain).detach()
         first, last = (linear.group.part(linear.index, linear.index) for linear in (up, down))
-        if gain is not None and last.packed.dtype in QUANTIZED:  # which have a scale per feature to hold it
+        if gain is not None and last.packed.dtype in QUANTIZED:  # their scale per feature includes it
             last, gain = _multiplied(last, gain.float()), None
         work = FFNWork(first, last, block.activation, residual=gain is None)
         self._ffn = Route(work, measured=up.group.measured), gain
@@ -130,7 +130,7 @@ def _match_block(layer: nn.Module, path: str, context: Context) -> FusedConvolut
     fuse: Callable[..., FusedConvolutionBlock] = partial(
         fused_layer, FusedConvolutionBlock, _block=block, _ffn=None
     )
-    # Both get other gains for a while, which those who use the model must not see.
+    # Both get other gains during the comparison, which callers of the model must not see.
     return _disagreement(fuse(shadow_of(layer)), Shadow(layer), block) or fuse(layer)
 
 

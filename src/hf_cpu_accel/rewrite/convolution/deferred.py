@@ -24,7 +24,7 @@ from hf_cpu_accel.rewrite.convolution.epilogue import NORMALIZED, PLAIN, Epilogu
 from hf_cpu_accel.rewrite.core.norm_fold import Fold
 from hf_cpu_accel.runtime.tracing import is_tracing
 
-# What `packing.convolution.pack_conv2d` gives, and the bias.
+# The output of `packing.convolution.pack_conv2d`, and the bias.
 OwnWeight = tuple[PackedWeight, Tensor | None]
 
 _ATEN = torch.ops.aten
@@ -67,7 +67,7 @@ class DeferringConvolution(nn.Module):
 
     def run(self, input: Tensor) -> Tensor:
         """Return the output for `input` [N, C, *sizes], computed now or later."""
-        if is_tracing():  # nothing can wait: norms of traced graphs leave it to their convolution
+        if is_tracing():  # nothing can wait: in traced graphs the convolution applies its norm
             return self.compute(input, PLAIN if self.fold is None else NORMALIZED)
         refuse_transforms("an accelerated convolution", input)
         shape = self.output_shape(input) if self.waits else None
@@ -135,7 +135,7 @@ class DeferredConvolution(LazyTensor):
             return None
         if residual.shape != self.shape or residual.dtype != self.dtype:
             return None
-        # Before the lock: another thread may add the two the other way round.
+        # Before the lock: another thread may add the two in the other order.
         guard = VersionGuard(ordinary(residual), _WAITS)
         with self._lock:
             if not self._adds:
@@ -178,7 +178,7 @@ class _Call:
         convolution = self.convolution
         if epilogue.residual is None and epilogue.activation == "none" and convolution.fold is None:
             convolution.waits = False  # nothing joined
-        if self._before is not None:  # what one that joined has made is of no use to another reader
+        if self._before is not None:  # its output with a joined op is useless for another reader
             if self._before.activation != "none" or epilogue.activation != "none":
                 convolution.activates = False
             else:

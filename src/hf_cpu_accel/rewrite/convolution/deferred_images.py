@@ -45,7 +45,7 @@ class DeferredImages(LazyTensor):
 
     _input: Tensor
     _blocks: tuple[Block, ...]
-    _narrow: bool | None  # what the blocks are
+    _narrow: bool | None  # `narrow` of the blocks
     _before: tuple[weakref.ref[DeferredImages], ...]  # after each of the blocks but the last
     _next: weakref.ref[DeferredImages] | None
 
@@ -54,7 +54,7 @@ class DeferredImages(LazyTensor):
         """Return the output of `block` for `image`, of that shape."""
         if not isinstance(image, DeferredImages):
             image = ordinary(image)
-            # A copy: it may be a buffer that its owner writes to before what comes of it is read.
+            # A copy: it may be a buffer that its owner overwrites before the result is read.
             return cls._of(image.clone(), (block,), (), shape)
         with image._lock:
             narrow, before = block.narrow, image._narrow
@@ -67,7 +67,7 @@ class DeferredImages(LazyTensor):
                     image._input, (*image._blocks, block), (*image._before, weakref.ref(image)), shape
                 )
                 made._narrow = before if narrow is None else narrow
-            made._lock = image._lock  # one for all that make one another's values
+            made._lock = image._lock  # one lock for all images of a chain
             image._next = weakref.ref(made)
             return made
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from hf_cpu_accel.lazy.lazy_tensor import LazyTensor
-from hf_cpu_accel.patching.fused_module import FusedModuleMixin, fused_layer, names_taken
+from hf_cpu_accel.patching.fused_module import FusedModuleMixin, conflicting_names, fused_layer
 from hf_cpu_accel.patching.plain_values import is_plain_value
 from hf_cpu_accel.patching.replacement import refuse_other
 from hf_cpu_accel.patching.restore import swap_module
@@ -55,7 +55,7 @@ class FoldedNorm(FusedModuleMixin):
             if joined is not None:
                 return joined
         if is_tracing():
-            return input  # the convolution has it done; that it comes from there was seen when the two were joined
+            return input  # the convolution has applied it; the link was verified when the two were joined
         input = input.tensor if isinstance(input, LazyTensor) else input
         output: Tensor = self._original_class.forward(self, input)
         return output
@@ -66,7 +66,7 @@ def fold_of(norm: nn.Module, channels: int) -> Fold | None:
 
     The function tests values: norms with fixed statistics pass, norms that use the statistics of the batch do not.
     """
-    if norm.training or list(norm.children()) or names_taken(FoldedNorm, norm, ("fold",)):
+    if norm.training or list(norm.children()) or conflicting_names(FoldedNorm, norm, ("fold",)):
         return None
     tensors = [*norm.parameters(), *norm.buffers()]
     if not tensors or any(tensor.shape not in ((channels,), ()) for tensor in tensors):
@@ -78,7 +78,7 @@ def fold_of(norm: nn.Module, channels: int) -> Fold | None:
     generator = torch.Generator().manual_seed(0)
     image = torch.randn(2, channels, 3, 2, generator=generator, dtype=torch.float64)
     zeros = torch.zeros(1, channels, 1, 1, dtype=torch.float64)
-    shadow = Shadow(norm)  # while it is called, it has other parameters
+    shadow = Shadow(norm)  # it has other parameters during the call
     with torch.no_grad(), shadow.running():
         call = partial(call_foreign, functional_call, shadow.module, exact)
         outputs = [call(input) for input in (zeros, zeros + 1, image)]

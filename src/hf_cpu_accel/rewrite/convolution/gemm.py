@@ -49,7 +49,7 @@ class GemmConvolution(PackedConvolution):
     def __init__(self, original: nn.Conv2d, dtype: str, fold: Fold | None) -> None:
         super().__init__(original, fold)
         weight = original.weight.detach()
-        scaled = dtype in QUANTIZED  # each channel has a scale of its own, which takes the norm's gain
+        scaled = dtype in QUANTIZED  # each channel has its own scale, which includes the norm's gain
         folded = None if scaled else fold
         tiled = _takes_tiles(original, dtype)
         self.is_exact = folded is None and not tiled
@@ -141,7 +141,7 @@ class GemmConvolutionRule:
 def _weight_dtype(module: nn.Conv2d, path: str, context: Context) -> str | None:
     """Return one of `packing.DTYPES`, or None where another rule is faster."""
     saved = source_of(module.weight)
-    if saved is not None:  # what is faster was decided when the model was packed
+    if saved is not None:  # the faster provider was chosen when the model was packed
         return saved.dtype_of(module.weight, GemmConvolutionRule.name)
     dtype, few = context.dtype_at(path), module.in_channels < MIN_CHANNELS
     if dtype not in (*_QUANTIZED, "float32", "bfloat16") or module.out_channels < MIN_CHANNELS:
@@ -149,19 +149,18 @@ def _weight_dtype(module: nn.Conv2d, path: str, context: Context) -> str | None:
     if dtype in _QUANTIZED and not few:
         return None if module.weight[0].numel() > MAX_INTEGER_FEATURES else "int8"
     if few and dtype != "float32":
-        dtype = "bfloat16"  # 8 bits would cost more than they save
+        dtype = "bfloat16"  # int8 would cost more than it saves
     if all(size == 1 for size in module.kernel_size):
-        return None  # those of pixels are linears
+        return None  # pointwise ones are linears
     if _cuts_patches(module):
         return None if few else dtype
     many, tiled = module.weight.numel() >= MANY_WEIGHTS, _takes_tiles(module, dtype)
-    # Those of a quantized graph join in any case.
+    # Convolutions of a quantized graph join in any case.
     joined = context.fold_after(module) is not None or id(module.weight) in context.made
     if context.measured:
         sample, library = sample_of(module.in_channels, many=many), compute_dtype(dtype)
         return dtype if native_is_faster(dtype, library, sample, tiled=tiled, joined=joined) else None
-    # Nothing was measured. Where bfloat16 is computed no faster than float32, weights in bfloat16 halve what such a convolution
-    # takes.
+    # Without measuring: where bfloat16 is no faster than float32, bfloat16 weights halve the time of such a convolution.
     gains = dtype == "float32" or not hardware.native_bf16_is_fast()
     return dtype if tiled or (many and gains and not joined) else None
 

@@ -10,7 +10,7 @@ from hf_cpu_accel.rewrite.core.context import Context
 
 Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
 C = TypeVar("C", nn.Conv1d, nn.Conv2d, nn.Conv3d)
-# Channels of what GhostNet (Han et al. 2020, arXiv:1911.11907) calls intrinsic.
+# Channels of intrinsic features in GhostNet (Han et al. 2020, arXiv:1911.11907).
 _FEWEST = 8
 
 
@@ -50,7 +50,7 @@ def _squeezes(module: nn.Conv2d, context: Context) -> bool:
         return False
     siblings = [child for parent, _ in context.slots[id(module)] for child in parent.children()]
     turned = ((1, 1), module.out_channels, module.in_channels)
-    # Others may stand in for their convolutions already.
+    # Other convolutions may be replaced already.
     names = ("kernel_size", "in_channels", "out_channels")
     told = (tuple(getattr(other, name, None) for name in names) for other in siblings if other is not module)
     return turned in told

@@ -15,7 +15,7 @@ from torch.nn import functional
 from hf_cpu_accel.lazy.lazy_tensor import ordinary
 from hf_cpu_accel.ops.linear import linear
 from hf_cpu_accel.packing.linear import QUANTIZED, PackedWeight, pack_linear
-from hf_cpu_accel.patching.fused_module import FusedModuleMixin, fused_layer, names_taken
+from hf_cpu_accel.patching.fused_module import FusedModuleMixin, conflicting_names, fused_layer
 from hf_cpu_accel.patching.hooks import forward_hooks
 from hf_cpu_accel.patching.restore import swap_module
 from hf_cpu_accel.plan import PlanItem
@@ -27,7 +27,7 @@ from hf_cpu_accel.rewrite.core.verify import disagreement
 from hf_cpu_accel.runtime.tracing import is_tracing
 
 STRUCTURE = "grouped conv1d"
-# A group of fewer channels, or of a shorter kernel, gives a linear too little to do.
+# With fewer channels per group, or a shorter kernel, the linear is too small.
 MIN_CHANNELS, MIN_FEATURES = 16, 128
 
 
@@ -63,7 +63,7 @@ class GroupedConvolution(FusedModuleMixin):
             outputs.append(linear(rows, packed, bias))
         return torch.cat(outputs, dim=-1).to(dtype)
 
-    # What the class that this is mixed into has.
+    # Attributes of the class that this is mixed into.
     in_channels: int
     groups: int
     kernel_size: tuple[int]
@@ -86,11 +86,11 @@ class GroupedConvolutionRule:
         if not (large and regular and module.dilation == (1,) and module.weight.dtype in WEIGHT_DTYPES):
             return None
         _, original = context.computed.get(id(module), (module, module))
-        if any(
-            forward_hooks(original)
-        ):  # its own forward, which runs where ours does not, would be another without them
+        if any(forward_hooks(original)):  # the own forward, which runs where the fused one cannot, needs them
             return None
-        if refusal_to_swap(module, path, context) or names_taken(GroupedConvolution, module, ("_packed",)):
+        if refusal_to_swap(module, path, context) or conflicting_names(
+            GroupedConvolution, module, ("_packed",)
+        ):
             return None
         dtype = context.dtype_at(path)
         if dtype in QUANTIZED and channels * kernel > MAX_INTEGER_FEATURES:

@@ -46,7 +46,7 @@ from hf_cpu_accel.rewrite.core.rule import Match, Outcome
 from hf_cpu_accel.runtime import hardware
 
 STRUCTURE = "conv1d"
-# Of which oneDNN's layouts are near enough to one another.
+# oneDNN's layouts for these are close enough to one another.
 _FEW_CHANNELS = 64
 
 
@@ -205,12 +205,12 @@ class ConvolutionOverTimeRule:
 def _weight_dtype(module: nn.Conv1d, path: str, context: Context) -> str | None:
     """Return "float32", "bfloat16" or "int8", or None where torch's kernel is as fast."""
     saved = source_of(module.weight)
-    if saved is not None:  # what is faster was decided when the model was packed
+    if saved is not None:  # the faster provider was chosen when the model was packed
         return saved.dtype_of(module.weight, ConvolutionOverTimeRule.name)
     dtype = context.dtype_at(path)
     if dtype in QUANTIZED:
         fits = module.in_channels % IMAGE_CHANNELS == 0 and module.weight[0].numel() <= MAX_INTEGER_FEATURES
-        # What is not quantized once for all windows that see it takes longer in 8 bits than in 16.
+        # Input that is not quantized once for all windows takes longer in int8 than in bfloat16.
         dtype = "int8" if fits else "bfloat16"
     if dtype == "bfloat16" and not hardware.native_bf16_is_fast():
         dtype = "float32"

@@ -211,7 +211,7 @@ AnyLink = Link | PoolingLink | AffineLink | MeanLink | CombineLink | ChannelsLin
 Chain = tuple[AnyLink, ...]
 
 
-def shortened(links: Sequence[AnyLink]) -> Chain:
+def shorten_chain(links: Sequence[AnyLink]) -> Chain:
     """Return the chain without images that no other link reads, and with activations inside of the step before them if nothing
     else reads its output."""
     chain = list(_without_unread(links))
@@ -246,4 +246,4 @@ def _images_read(link: AnyLink) -> dict[str, int]:
 
 def _pair(sizes: int | tuple[int, ...]) -> tuple[int, int]:
     sides = (sizes,) if isinstance(sizes, int) else sizes
-    return sides[0], sides[-1]  # torch takes one number in a tuple, too
+    return sides[0], sides[-1]  # torch also accepts a tuple of one number

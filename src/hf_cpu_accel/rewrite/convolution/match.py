@@ -35,7 +35,7 @@ from hf_cpu_accel.rewrite.core.norm_fold import Fold
 from hf_cpu_accel.rewrite.core.packed_source import saved_weight
 from hf_cpu_accel.rewrite.core.rule import Match, Outcome
 
-# Channels of groups that ours computes: of RegNets and ResNeXts. Wider ones are products of matrices.
+# Channels per group that our kernel supports: those of RegNets and ResNeXts. Wider groups are matrix products.
 _GROUPS = (1, 2, 4, 8, 16, 32)
 
 
@@ -121,7 +121,7 @@ class OneDNNConvolution(PackedConvolution):
         return weight.to(self.weight_dtype)
 
     def _set_bias(self) -> None:
-        # In the dtype of the weight, as oneDNN wants it.
+        # In the dtype of the weight, as oneDNN requires.
         bias = self.bias if self.fold is None else self.fold.bias(self.bias)
         self._bias = None if bias is None else bias.detach().to(self.packed.dtype)
 
@@ -149,7 +149,7 @@ class ConvolutionRule:
             return None
         reason = convolution_refusal(module, path, context)
         if reason is None and all(size == 1 for size in module.kernel_size):
-            # Which layout oneDNN wants for these depends on the size of the image, and the wrong one is turned in every call.
+            # oneDNN's layout for these depends on the size of the image, and another layout is converted in every call.
             reason = "a kernel of one pixel is a plain matrix product: packing gains nothing"
         if reason is None and not works(compute_dtype(context.dtype_at(path))):
             reason = "oneDNN's convolution is not available on this machine"

@@ -46,7 +46,7 @@ def join_neighbors(context: Context) -> list[PlanItem]:
     )
     for group in _groups(context.root):
         blocks = [module for module in group if isinstance(module, FusedResidualBlock)]
-        for block in blocks:  # numbers of less than float32 between them would depend on who reads them
+        for block in blocks:  # values narrower than float32 between them would depend on their readers
             block._defers = len(blocks) > 1 and not block.narrow
     return [*items, *_norms_of_chains(context)]
 

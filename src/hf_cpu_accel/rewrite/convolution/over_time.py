@@ -58,8 +58,8 @@ class ELUOverTime(FusedModuleMixin):
 def keep_channels_last(context: Context) -> list[PlanItem]:
     """Keep channels last in the padding around 1-d convolutions, and make ELUs next to them wait. Call it after convolutions are
     packed."""
-    items = fuse_each(context, STRUCTURE, _match_padding, lambda fused, path: ("pad", "as its input"))
-    waits = fuse_each(context, WAITING, _match_elu, lambda fused, path: ("elu", "as its input"))
+    items = fuse_each(context, STRUCTURE, _match_padding, lambda fused, path: ("pad", "input dtype"))
+    waits = fuse_each(context, WAITING, _match_elu, lambda fused, path: ("elu", "input dtype"))
     return [*items, *waits]
 
 

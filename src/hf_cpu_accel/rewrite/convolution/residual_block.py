@@ -44,9 +44,9 @@ STRUCTURE = "residual blocks"
 # [batch, height, width]: for matching, and for verification.
 _IMAGE = (1, 9, 9)
 _OTHERS = ((2, 13, 10), (1, 32, 33))
-# Times as large are those for networks that take none of a few pixels: poolings without padding halve an image to nothing.
+# Factor for networks that reject small images: poolings without padding halve an image to nothing.
 _LARGER = 7
-_PIXELS = (3, 1, 1)  # where layers that halve an image leave its shape; not all take one
+_PIXELS = (3, 1, 1)  # layers that halve an image keep its shape; not all layers accept it
 
 
 class FusedResidualBlock(FusedModuleMixin):
@@ -89,7 +89,7 @@ class FusedResidualBlock(FusedModuleMixin):
         return convolutions(image, self._bound or self._bind())
 
     def reference_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reference | None:
-        # To read what is between two blocks, in more than its 8 bits, would change what the call gives.
+        # Reading an image between two blocks in more than 8 bits would change the output of the call.
         return None if self.has_ranges else Reference(args, kwargs)
 
     def _takes(self, image: Tensor) -> bool:
@@ -154,7 +154,7 @@ class FusedResidualBlock(FusedModuleMixin):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> FusedResidualBlock:
         super()._apply(fn, recurse)
-        self._bound = self._steps = self._joined = self._narrow = None  # hold the biases
+        self._bound = self._steps = self._joined = self._narrow = None  # these hold biases
         return self
 
     def __getstate__(self) -> dict[str, Any]:
@@ -188,7 +188,7 @@ def chain_of(
         reason = "a module in it has a replaced forward"
     if reason is not None:
         return Refusal(reason)
-    # Whichever convolution of the layer is its first: that it reads the layer's input is seen in the chain.
+    # Any convolution of the layer; the chain shows the one that reads the layer's input.
     candidate = next(part for part in layer.modules() if _reads_images(part))
     shadow, times = Shadow(layer), 1
     chain = read(layer, lambda side: _image(candidate, 1, side, side), fewest=fewest)
@@ -245,7 +245,7 @@ def _agree(fused: nn.Module, shadow: Shadow, image_of: Callable[..., Tensor], dt
                 return False
             if row_error(ours.movedim(1, -1), theirs.movedim(1, -1)) > RESIDUAL_BLOCKS.of(dtype):
                 return False
-        for other in WEIGHT_DTYPES:  # a cast inside shows only where there is something to cast
+        for other in WEIGHT_DTYPES:  # a cast inside shows only with another dtype
             ours, theirs = (run_alone(module, image_of(*_IMAGE).to(other)) for module in (fused, layer))
             if theirs is not None and (ours is None or ours.dtype is not theirs.dtype):
                 return False

@@ -21,8 +21,8 @@ from hf_cpu_accel.rewrite.core.calibration import NO_EXAMPLES, call, fitting
 from hf_cpu_accel.rewrite.core.context import Context
 
 STRUCTURE = "int8 images"
-# An image is left to be quantized at run time where one range for all examples is this much worse than one of each image's own,
-# unless either is so near that no answer shows it.
+# An image is quantized at run time if one range for all examples is this much worse than a range for each image,
+# unless both errors are small enough to be irrelevant.
 _WORSE, _NEAR = 1.5, 0.01
 
 Values = dict[int, ObservedValues]

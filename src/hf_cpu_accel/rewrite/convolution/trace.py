@@ -34,7 +34,7 @@ from hf_cpu_accel.rewrite.convolution.links import (
     MeanLink,
     PoolingLink,
     Zeros,
-    shortened,
+    shorten_chain,
     zeros_of_same,
 )
 from hf_cpu_accel.rewrite.core.foreign_code import call_foreign, ours
@@ -43,10 +43,10 @@ from hf_cpu_accel.rewrite.core.shadow_copy import Shadow
 from hf_cpu_accel.rewrite.core.verify import run
 from hf_cpu_accel.runtime.torch_modes import AroundOps
 
-# Of weights that `ops.convolutions` takes, from the finest on.
+# Dtypes of weights that `ops.convolutions` supports, the finest first.
 DTYPES = ("float32", "bfloat16", "int8")
 _SMALL = 9
-# However often they are halved: where zeros depend on the size of an image, they differ.
+# They stay odd and even when halved: zeros that depend on the size of an image differ.
 _ODD_AND_EVEN = (33, 32)
 
 
@@ -93,7 +93,7 @@ def _read(layer: nn.Module, image: Tensor, fewest: int) -> Chain | Refusal:
             return Refusal(f"it calls fewer than {fewest} convolutions and poolings")
         if not isinstance(output, Tensor) or not trace.is_last(output):
             return Refusal("another operation follows its last convolution")
-    return shortened(trace.links)
+    return shorten_chain(trace.links)
 
 
 @dataclass
@@ -137,7 +137,7 @@ class _Trace:
             return output
         source, zeros = found
         link = Link(path, source, residual, epilogue.normalized, epilogue.activation, zeros)
-        if residual is not None and is_grouped(own[0].data):  # which adds nothing
+        if residual is not None and is_grouped(own[0].data):  # grouped convolutions add no residual
             self.add_link(None, replace(link, residual=None, activation="none"))
             sum = CombineLink(len(self.links), output.shape[1], residual, False, epilogue.activation)
             return self.add_link(output, sum)
@@ -264,13 +264,13 @@ def _watch(trace: _Trace, func: Any, args: tuple[Any, ...], kwargs: dict[str, An
     args = tuple(map(_computed, args))
     output = func(*args, **kwargs)
     with ours():
-        writes = func._schema.is_mutable and not waiting  # which is counted behind this
+        writes = func._schema.is_mutable and not waiting  # its version is counted after this
         trace.done(func, args, kwargs, output, writes)
     return output
 
 
 def _computed(arg: Any) -> Any:
-    if isinstance(arg, list | tuple):  # of images that are put together
+    if isinstance(arg, list | tuple):  # concatenated images
         return [_computed(part) for part in arg]
     return arg.tensor if isinstance(arg, DeferredConvolution) else arg
 

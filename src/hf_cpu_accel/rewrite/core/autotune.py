@@ -29,7 +29,7 @@ from hf_cpu_accel.rewrite.core.packed_module import PackedModule
 from hf_cpu_accel.runtime.fork import new_lock
 
 UNFUSED = "unfused"
-# Of calls of one size in which a part is waited for: one that was not measured after so many is not called, or not fused.
+# Calls of one size to wait for a part: after these it counts as not called, or not fused.
 _MOST_TRIES = 8
 
 _Size = tuple[Any, ...]
@@ -75,7 +75,7 @@ class Autotune:
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None
     ) -> None:
         if kwargs is None or torch.compiler.is_compiling() or torch.jit.is_tracing():
-            return  # without the keywords: it was taken away after torch had found it
+            return  # without the keywords: the hook was removed after torch had found it
         size = size_of((*args, *kwargs.values()))
         tries = self._tries.get(size, 0) if size is not None else _MOST_TRIES
         if size is None or tries >= _MOST_TRIES or (tries and not choices.chooser().can_measure()):
@@ -110,7 +110,7 @@ class _Measurement:
         self, module: FusedModuleMixin, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None
     ) -> None:
         self.remove()
-        # Another thread has taken it away after torch had found it, or the part has gone back to its own forward.
+        # Another thread has removed the hook after torch had found it, or the part runs its own forward again.
         if kwargs is None or not isinstance(module, FusedModuleMixin):
             return
         reference = module.reference_call(args, kwargs) if is_comparable(module) else None
@@ -157,7 +157,7 @@ def with_unfused(plan: Plan, root: nn.Module) -> Plan:
 
 
 def _contest(part: FusedModuleMixin, reference: Reference) -> Contest:
-    # A forward may write to what it is given.
+    # A forward may write to its arguments.
     args = tuple(arg.clone() if isinstance(arg, Tensor) else arg for arg in reference.args)
 
     def run(forward: Any) -> object:

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-PARTS = ("self_attention_cache", "cross_attention_cache")  # of the cache of an encoder and a decoder
-_OVERWRITTEN = "conv_states"  # also by code that puts keys, values and recurrent states into new tensors
+PARTS = ("self_attention_cache", "cross_attention_cache")  # of the cache of an encoder-decoder
+_OVERWRITTEN = "conv_states"  # also by code that creates new tensors for keys, values and recurrent states
 
-# Each: what holds values, and these. Of a list its length, of a tensor a copy.
+# Each: a container and its contents: the length of a list, a copy of a tensor.
 Snapshot = list[tuple[Any, Any]]
 
 
@@ -67,6 +67,6 @@ def _of_layer(state: dict[str, Any], *, by_kernels: bool) -> Iterator[tuple[Any,
 
 
 def _write(tensor: Tensor, values: Tensor) -> None:
-    with torch.inference_mode():  # tensors that were made in it can be written to nowhere else
+    with torch.inference_mode():  # inference tensors can be written only here
         if not torch.equal(tensor, values):
             tensor.copy_(values)

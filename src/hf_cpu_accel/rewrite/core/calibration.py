@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from hf_cpu_accel.hosts.arguments import parameters_of
-from hf_cpu_accel.patching.float16_values import widened
+from hf_cpu_accel.patching.float16_values import to_float32
 
-# Of texts: tokens of a window, and forwards that are held at a time, each in a thread of its own.
+# Limits for texts: tokens of a window, and parallel forwards, each in its own thread.
 _WINDOW, _BATCHES = 512, 8
 _MOST_BATCHES = 64  # of inputs
 NO_EXAMPLES = "dtype='int8-static' needs calibration= with example inputs; dtype='int8' needs none"
@@ -91,7 +91,7 @@ def fitting(example: Example, is_float16: bool) -> Example:
     """Return `example` with float32 in place of float16 if the model has float16 weights, which are float32 by now."""
     if not is_float16:
         return example
-    return Example(widened(example.args), widened(example.kwargs), example.mask)
+    return Example(to_float32(example.args), to_float32(example.kwargs), example.mask)
 
 
 def call(number: int, example: Example, model: nn.Module) -> None:

@@ -36,7 +36,7 @@ class AllOrNothing(Override):
         outside, computed = (fn(torch.empty(0, dtype=dtype)) for dtype in (known.dtype, torch.float32))
         narrows = outside.dtype is computed.dtype is torch.float16 and outside.device.type == "cpu"
         if narrows and known.is_all and known.dtype in (torch.float16, torch.float32):
-            known.dtype = torch.float16  # it computes in float32, whichever of the two it is to the outside
+            known.dtype = torch.float16  # it computes in float32 for either dtype
             return self.model
         self._check(fn)
         made = self.__wrapped__(fn, *args, **kwargs)

@@ -39,7 +39,7 @@ def check_model(root: nn.Module, deciding: Iterable[nn.Module], *, adds_in_train
         for held in plain_tensors(parameter):
             if id(held) not in integers:
                 _check_finite(name, held)
-            mapped.give_back(held)  # a checkpoint is read weight by weight, and never there as a whole
+            mapped.give_back(held)  # a checkpoint is read weight by weight, and never in memory as a whole
     for name, buffer in root.named_buffers():
         _check_initialized(name, buffer)
         _check_device(name, buffer)

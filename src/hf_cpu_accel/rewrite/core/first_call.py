@@ -35,7 +35,7 @@ from hf_cpu_accel.rewrite.core.verify import row_errors, surely_within, toleranc
 from hf_cpu_accel.runtime.fork import new_lock
 from hf_cpu_accel.tolerance import FEW_ROWS, MOST_ROWS, OTHER_ROWS
 
-LEFT = "_hf_cpu_accel_left"  # attribute of a part that went back to its own forward: why
+LEFT = "_hf_cpu_accel_left"  # attribute with the reason of a part that runs its own forward again
 
 
 class _Call(threading.local):
@@ -87,7 +87,7 @@ class FirstCall:
         reference = module.reference_call(args, kwargs)
         if reference is None:
             return
-        # Its own copies: a forward may write to what it is given.
+        # Copies, since a forward may write to its arguments.
         own = tuple(arg.clone() if isinstance(arg, Tensor) else arg for arg in reference.args)
         with torch.no_grad(), _as_reference():
             expected = module._original_class.forward(module, *own, **reference.kwargs)

@@ -31,7 +31,7 @@ from hf_cpu_accel.rewrite.core.packed_source import is_placeholder, placeholders
 from hf_cpu_accel.runtime.mapped_files import MappedFiles
 
 NOTE = "float16 weights: layers that are not packed run in float32; outputs and state_dict() are float16"
-# By which users and pipelines call a model besides its forward.
+# Methods by which users and pipelines call a model besides its forward.
 _METHODS = (
     "generate",
     "encode",
@@ -139,7 +139,7 @@ class Float16StateDict:
     def __call__(self, module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
         if (
             prefix and not self._whole
-        ):  # that of the whole model has them all, and what is tied across its parts
+        ):  # the whole model has them all, including weights tied across its parts
             return
         _cast_state(state, [prefix + name for name in self._names], self._model.dtype)
 

@@ -55,7 +55,7 @@ def call_foreign(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any
         return function(*args, **kwargs)
     except MemoryError:
         raise
-    except Exception as error:  # unknown code: whatever it raises, it does not take what it was given
+    except Exception as error:  # unknown code: any exception means that it rejects the arguments
         first = next(iter(str(error).splitlines()), "")[:_LONGEST]
         return Refusal(f"{_name(function)} raised {type(error).__name__}" + (f": {first}" if first else ""))
 

@@ -28,7 +28,7 @@ def items_left(
 ) -> Iterator[PlanItem]:
     """Yield rows for those among `modules` of the original tree that have weights, are still in use and have no row in `items`."""
     told = {item.name for item in items}
-    # What is in a layer that is recorded is used as its own forward says.
+    # Modules in a recorded layer are used as in its own forward.
     whole = (item for item in items if item.reason is None and item.structure != RECORDED)
     replaced = {item.name for item in whole}
     used = {id(module) for module in context.root.modules()}

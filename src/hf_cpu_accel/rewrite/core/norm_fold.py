@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-# A weight times less than this is too small to tell the weight again.
+# A weight cannot be recovered from its product with a smaller gain.
 _SMALLEST = 1e-20
 
 

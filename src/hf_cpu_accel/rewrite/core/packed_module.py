@@ -15,7 +15,7 @@ from hf_cpu_accel.lazy.lazy_weight import LazyWeight, read_only
 from hf_cpu_accel.ops.derivatives import in_forward_mode, refuse_derivatives
 from hf_cpu_accel.patching.replacement import Replacement
 
-# What each module gave to the last state dict.
+# The value of each module in the last state dict.
 _saved: weakref.WeakKeyDictionary[nn.Module, weakref.ref[Tensor]] = weakref.WeakKeyDictionary()
 
 
@@ -121,7 +121,7 @@ class PackedModule(Replacement):
         if saved is None or not any(value is saved for value in destination.values()):
             saved = self.unpack()
             if saved.untyped_storage().nbytes() != saved.nbytes:
-                saved = saved.clone()  # savers refuse to write a part of what two names share
+                saved = saved.clone()  # savers reject a part of a tensor with two names
             _saved[self] = weakref.ref(saved)
         return saved
 
@@ -170,7 +170,7 @@ def check_inference(module: nn.Module, input: Tensor) -> None:
             "an accelerated model runs inference only: call model.eval(), or hf_cpu_accel.restore(model) to train it"
         )
     if (input.requires_grad or in_forward_mode()) and not isinstance(input, LazyTensor):
-        refuse_derivatives("an accelerated layer", input)  # a lazy tensor was made of inputs that were asked
+        refuse_derivatives("an accelerated layer", input)  # the inputs of a lazy tensor were checked
 
 
 def loading_refused() -> RuntimeError:

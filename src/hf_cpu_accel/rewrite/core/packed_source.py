@@ -39,8 +39,8 @@ class PackedSource:
     """
 
     def __init__(self, model: nn.Module, weights: Sequence[SavedWeight]) -> None:
-        self.rule = ""  # the one that is at work
-        self.computed: Tensor | None = None  # a weight that is computed of parameters which are not packed
+        self.rule = ""  # the current one
+        self.computed: Tensor | None = None  # a weight that is computed from parameters that are not packed
         self._of: dict[int, list[SavedWeight]] = defaultdict(list)
         self._parameters: dict[int, tuple[int, ...]] = {}
         self._left = {id(weight): weight for weight in weights}

@@ -12,7 +12,7 @@ import torch
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# (function, args, kwargs) -> what the function gives.
+# (function, args, kwargs) -> the output of the function.
 RECORDER: ContextVar[Callable[[Any, tuple[Any, ...], dict[str, Any]], Any] | None] = ContextVar(
     "RECORDER", default=None
 )

@@ -13,8 +13,8 @@ from hf_cpu_accel.plan import PlanItem
 T = TypeVar("T")
 
 _FFN = "nested ffn"  # a part of a layer
-RECORDED = "recorded layer"  # the parts of which have rows of their own
-# The structures of rows that stand for all modules below them.
+RECORDED = "recorded layer"  # whose parts have their own rows
+# The structures of rows that include all modules below them.
 LAYERS = frozenset(
     {
         "encoder layer",

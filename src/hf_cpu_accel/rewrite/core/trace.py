@@ -13,10 +13,10 @@ from torch import Tensor
 from hf_cpu_accel.rewrite.core.foreign_code import ours
 from hf_cpu_accel.runtime.torch_modes import AroundFunctions, AroundOps
 
-# What is told of a call that has been made: its arguments, those by keyword, and its output.
+# Called after a call with its arguments, keyword arguments and output.
 Listener = Callable[[tuple[Any, ...], dict[str, Any], Any], None]
 
-# The ways to write what layers compute themselves.
+# Functions with which layers write attention themselves.
 MATMUL = (torch.matmul, Tensor.matmul, Tensor.__matmul__)
 BMM = (torch.bmm, Tensor.bmm)
 BADDBMM = (torch.baddbmm, Tensor.baddbmm)

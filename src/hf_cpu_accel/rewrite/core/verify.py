@@ -13,7 +13,7 @@ from hf_cpu_accel.tolerance import FEW_ROWS, MOST_ROWS, OTHER_ROWS, PACKED, ROW_
 
 _BATCH, _TOKENS = 2, 3
 
-DISAGREES = "its replacement differs by"  # how the sentences begin that `disagreement` gives
+DISAGREES = "its replacement differs by"  # prefix of the reasons of `disagreement`
 
 
 def probe(features: int, dtype: torch.dtype, *, seed: int = 0) -> Tensor:

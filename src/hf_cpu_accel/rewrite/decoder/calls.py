@@ -115,7 +115,7 @@ def _run(owner: Any, layers: list[tuple[str, nn.Module]]) -> Stack | Refusal | N
     crosses = ENCODER in takes and all(
         ENCODER in parameter_names(layer.forward, keyword_only=True) for _, layer in layers
     )
-    # Decoders that may look at an encoder, but were built to stand alone, refuse what one gives.
+    # Decoders that support cross-attention, but are configured without it, reject encoder outputs.
     stack = _run_prompt(owner, layers, crosses=True) if crosses else None
     return stack if isinstance(stack, Stack) else _run_prompt(owner, layers, crosses=False)
 

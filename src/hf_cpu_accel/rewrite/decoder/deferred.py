@@ -91,7 +91,7 @@ class DeferredHiddenStates(LazyTensor):
     def after(cls, hidden_states: Tensor, call: Call) -> DeferredHiddenStates:
         """Return the output of `call` for `hidden_states`."""
         if not isinstance(hidden_states, DeferredHiddenStates):
-            # A copy: it may be a buffer that its owner writes to before what comes of it is read.
+            # A copy: it may be a buffer that its owner overwrites before the result is read.
             return cls._of(hidden_states.clone(), (call,), ())
         with hidden_states._lock:
             if hidden_states._next is not None:
@@ -100,7 +100,7 @@ class DeferredHiddenStates(LazyTensor):
                 return cls._of(hidden_states._tensor, (call,), ())
             before = (*hidden_states._before, weakref.ref(hidden_states))
             deferred = cls._of(hidden_states._input, (*hidden_states._calls, call), before)
-            deferred._lock = hidden_states._lock  # one for all that make one another's values
+            deferred._lock = hidden_states._lock  # one lock for all hidden states of a chain
             hidden_states._next = weakref.ref(deferred)
             return deferred
 

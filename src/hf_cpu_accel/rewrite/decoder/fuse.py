@@ -97,15 +97,13 @@ class _Reader:
 
     def __init__(self) -> None:
         self.groups = RotaryGroups()
-        self.tables: list[Tensor] = []  # of the position biases that layers so far have of their own
-        self.slopes: Slopes | None = None  # of the last layer that has some
+        self.tables: list[Tensor] = []  # the own position biases of earlier layers
+        self.slopes: Slopes | None = None  # of the last layer with slopes
         self.compared: set[tuple[type, type]] = (
             set()
-        )  # kinds of layers of which one was, fused, compared with its own forward
-        self.kept: dict[str, int] = {}  # places in the cache of what layers so far leave to others
-        self.usual: dict[
-            Rotation | None, float
-        ] = {}  # what layers so far were found to do, and how far that was off
+        )  # kinds of layers with one fused layer compared with its own forward
+        self.kept: dict[str, int] = {}  # cache indices of keys that earlier layers share
+        self.usual: dict[Rotation | None, float] = {}  # rotations of earlier layers, and their errors
 
     def role(self, layer: nn.Module, call: LayerCall) -> Role | Refusal | None:
         """Return the role of a layer; None if it stores nothing in the cache: it is an encoder layer that can also be a decoder
@@ -129,7 +127,7 @@ class _Reader:
             if isinstance(parts, Refusal):
                 return parts
             mask = call.arguments[call.mask]
-            # A mask of a few tokens with its values does not show a window; what attention is told does.
+            # A mask of a few tokens does not show a window; the arguments of attention do.
             window = mask.window if isinstance(mask, CausalMask) else trace.attention[0].window
             if parts.hides and window is not None:
                 return Refusal("it has two attention windows: its own and one from its arguments")
@@ -154,11 +152,13 @@ class _Reader:
                 if trace.takes not in self.kept:
                     return Refusal("it uses keys and values of a layer that is not fused")
                 role = dataclasses.replace(role, cache_index=self.kept[trace.takes])
-            role = self._turning(role, layer, copied, call, biases)
+            role = self._match_rotation(role, layer, copied, call, biases)
             if role is None:
                 return Refusal("its use of the rotary tables is not supported")
             kind = type(layer), type(role.parts.ffn)
-            if source() is not None and kind in self.compared:  # each was, when these weights were packed
+            if (
+                source() is not None and kind in self.compared
+            ):  # all were compared when these weights were packed
                 return role
             shadow = Shadow(layer)
             verification = Verification(shadow.module, call, role.cache_index, None, biases.handed)
@@ -204,10 +204,10 @@ class _Reader:
                 own = read_relative_bias(copied, call) if number == 0 else None
                 if own is None:
                     return None
-                self.tables.append(own.table(layer))  # which later layers are handed
+                self.tables.append(own.table(layer))  # later layers may get it
         return Biases(own, handed, tuple(names))
 
-    def _turning(
+    def _match_rotation(
         self, role: Role, layer: nn.Module, copied: nn.Module, call: LayerCall, biases: Biases
     ) -> Role | None:
         """Return the role with the use of rotary tables that agrees with `copied`, or None."""

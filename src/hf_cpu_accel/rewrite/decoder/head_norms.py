@@ -70,7 +70,7 @@ def find_head_norms(layer: nn.Module) -> Iterator[HeadNormParts]:
                 yield HeadNormParts((path,), spec)
 
 
-def normalized(spec: NormSpec, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+def normalize_heads(spec: NormSpec, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
     """Normalize the last dimension of float32 `x`, with weight and bias that broadcast."""
     shape, scale = x.shape[-1:], spec.scale(weight)
     if spec.kind == "rms_norm":
@@ -95,7 +95,7 @@ def _identify(module: nn.Module) -> NormSpec | None:
     for eps, kind, offset in itertools.product(small_floats(module), ("rms_norm", "layer_norm"), (0.0, 1.0)):
         spec = NormSpec(kind, eps, offset)
         errors = [
-            row_error(run_alone(module, x.to(weight.dtype)), normalized(spec, x, weight, bias))
+            row_error(run_alone(module, x.to(weight.dtype)), normalize_heads(spec, x, weight, bias))
             for x in (input, input * 1e-3)  # eps shows where the input is tiny
         ]
         if max(errors) <= tolerance:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from hf_cpu_accel.ops.decoder.layers import Gate, Heads
-from hf_cpu_accel.rewrite.decoder.head_norms import HeadNormParts, NormPart, normalized
+from hf_cpu_accel.rewrite.decoder.head_norms import HeadNormParts, NormPart, normalize_heads
 from hf_cpu_accel.rewrite.decoder.residuals import differ
 from hf_cpu_accel.tolerance import SAME_DIRECTION, SAME_FACTOR
 
@@ -138,7 +138,7 @@ def _variants(
         stacked = [own.stacked(layer, name) for name in ("weight", "bias")]
         if stacked[0] is not None and stacked[0].shape == (count, width):
             scale, shift = (None if part is None else part[:, None, None] for part in stacked)
-            yield own, normalized(own.spec, windows.expand(count, *windows.shape), scale, shift)
+            yield own, normalize_heads(own.spec, windows.expand(count, *windows.shape), scale, shift)
 
 
 def _normed_together(part: NormPart, module: nn.Module, windows: Tensor, first: int, count: int) -> Tensor:

@@ -26,7 +26,7 @@ from hf_cpu_accel.rewrite.decoder.caches import cross_layer, start_of, storage_o
 from hf_cpu_accel.rewrite.decoder.cross_attention import EncoderMemory, key_padding
 from hf_cpu_accel.rewrite.decoder.deferred import Call, DeferredHiddenStates, is_handed_on
 from hf_cpu_accel.rewrite.decoder.experts_parts import MixtureParts
-from hf_cpu_accel.rewrite.decoder.masks import attending, has_padded_queries, tokens_of, understood
+from hf_cpu_accel.rewrite.decoder.masks import attending, convert_mask, has_padded_queries, tokens_of
 from hf_cpu_accel.rewrite.decoder.role import BoundLayer, LayerArguments, Role
 from hf_cpu_accel.runtime.tracing import is_tracing
 
@@ -244,7 +244,7 @@ class FusedDecoderLayer(BoundLayer):
         role, (batch, q_len, _) = self.role, hidden_states.shape
         if not isinstance(mask, Tensor) or mask.dim() != 4 or mask.shape[1] not in (1, role.parts.heads):
             return None
-        return understood(
+        return convert_mask(
             mask, role.mask_form, role.parts.window_of_masks, cache, role.cache_index, batch, q_len, takes
         )
 

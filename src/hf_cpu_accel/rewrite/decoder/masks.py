@@ -35,7 +35,7 @@ def form_of(mask: object, window: int | None) -> MaskForm | None:
     return "added" if window is None and _hides_later_keys(mask) else None
 
 
-def understood(
+def convert_mask(
     mask: Tensor, form: MaskForm, window: int | None, cache: Cache | None, cache_index: int, batch: int, q_len: int,
     kept: KeptHeads | None = None,
 ) -> CausalMask | Tensor | None:  # fmt: skip
@@ -101,7 +101,7 @@ def start_and_mask(
         return start if not dropped else (start - dropped).clamp_min(0), None
     if padded is None or padded.padding is None:
         return None, None
-    return None, padded.padding[:, None, None, dropped:]  # tokens with padding behind them, or in between
+    return None, padded.padding[:, None, None, dropped:]  # padding on the right, or in between
 
 
 def same_mask(one: CausalMask | Tensor | None, other: CausalMask | Tensor | None) -> bool:
@@ -135,7 +135,7 @@ def attending(mask: CausalMask | Tensor | None, q_len: int) -> Tensor | None:
     """Return bool [B, q_len], the queries that attend to some key, so that their rows are defined; None if all do.
 
     Args:
-        mask: as returned by `understood`.
+        mask: as returned by `convert_mask`.
     """
     if mask is None:
         return None

@@ -69,7 +69,7 @@ class _Matcher:
         attentions = 1 if trace.encoder is None else 2
         before, middle, after = trace.stages
         if not len(trace.stored) == len(trace.attention) == attentions:
-            self.is_other_kind = True  # an encoder layer that could be a decoder's, say
+            self.is_other_kind = True  # for example an encoder layer that can also be a decoder layer
             return self._left(
                 f"it calls attention {len(trace.attention)} times and updates the cache {len(trace.stored)} times, "
                 f"expected {attentions}"

@@ -23,7 +23,7 @@ from hf_cpu_accel.rewrite.decoder.relative_bias import RelativeBias
 from hf_cpu_accel.rewrite.linear.layer import PackedLinear
 from hf_cpu_accel.rewrite.linear.linear_run import LinearRun
 
-# What the parts of a layer and the op's `SelfAttention` have in common.
+# Fields that the parts of a layer share with the op's `SelfAttention`.
 _ALIKE = (
     *("heads", "kv_heads", "head_dim", "value_dim", "query", "key", "value", "scale"),
     *("window", "softcap", "alibi", "rotary_dim", "rotary_interleaved", "gate", "shares_keys"),

@@ -12,7 +12,7 @@ from hf_cpu_accel.rewrite.core.refusal import required
 from hf_cpu_accel.rewrite.decoder.calls import LayerCall
 from hf_cpu_accel.rewrite.decoder.rotary import sines_first
 from hf_cpu_accel.rewrite.decoder.trace import DecoderTrace
-from hf_cpu_accel.rewrite.decoder.watch import recording_cache, recording_mapping, watched
+from hf_cpu_accel.rewrite.decoder.watch import record_calls, recording_cache, recording_mapping
 from hf_cpu_accel.rewrite.experts.layer import PackedExperts
 
 _BATCH, _TOKENS, _ROUTED_TOKENS = 2, 4, 32
@@ -47,7 +47,7 @@ def record(layer: nn.Module, call: LayerCall, past: int = 0) -> DecoderTrace:
     if call.encoder_mask is not None:
         arguments[call.encoder_mask] = None
     arguments |= {call.mask: None, call.cache: recording_cache(trace, past)}
-    with torch.no_grad(), watched(layer, trace):
+    with torch.no_grad(), record_calls(layer, trace):
         output = required(call_foreign(layer, trace.input, **arguments))
     trace.output, *rest = output if isinstance(output, tuple) else (output,)
     trace.rest = tuple(rest) if isinstance(output, tuple) else None

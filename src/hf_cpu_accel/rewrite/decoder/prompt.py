@@ -18,7 +18,7 @@ _ENCODED, _ENCODED_PADDING = (
     5,
     2,
 )  # tokens of the encoder's output, and how many are padding in the second sequence
-_EMBEDDED = "inputs_embeds"  # what takes the place of tokens
+_EMBEDDED = "inputs_embeds"  # the alternative to tokens
 
 
 def prompt_for(owner: Any, width: int, *, crosses: bool) -> dict[str, Any]:

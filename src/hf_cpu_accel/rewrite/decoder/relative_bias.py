@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from hf_cpu_accel.rewrite.decoder.calls import LayerCall
 from hf_cpu_accel.rewrite.decoder.probe import record
 
-# Buckets of distances widen as they grow, up to the last one. None is known that begins after 128 tokens or so.
+# Buckets of distances widen up to the last one. In all known models it begins before about 128 tokens.
 _FARTHEST = 8192
 
 
@@ -37,7 +37,7 @@ def read_relative_bias(layer: nn.Module, call: LayerCall) -> RelativeBias | None
         if parameter.dim() != 2 or parameter.shape[1] != by_distance.shape[0]:
             continue
         if len(torch.unique(parameter, dim=0)) != len(parameter):
-            continue  # which of two rows that are the same would be a guess
+            continue  # two equal rows would be ambiguous
         same = (parameter.detach()[:, :, None] == by_distance).all(dim=1)  # [buckets, distances]
         if not same.any(dim=0).all():
             continue

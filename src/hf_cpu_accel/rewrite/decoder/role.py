@@ -163,7 +163,7 @@ class BoundLayer(FusedModuleMixin):
         return self
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_weights": None, "bound_runs": {}}  # views of what the modules hold
+        return {**self.__dict__, "_weights": None, "bound_runs": {}}  # views of the modules' weights
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from hf_cpu_accel.rewrite.decoder.calls import LayerCall
 from hf_cpu_accel.rewrite.decoder.trace import AttentionCall
 from hf_cpu_accel.tolerance import LINE, SLOPES
 
-# How far from a line a bias may be, relative to its largest value: rounding, and in bfloat16 that of the slopes too.
+# Allowed distance of a bias from a line, relative to its largest value: rounding, in bfloat16 also of the slopes.
 _DTYPES = (torch.float32, torch.bfloat16)  # of biases
 _TRUTHS = (torch.bool, torch.uint8)
 
@@ -149,7 +149,7 @@ def find_slopes(call: LayerCall, slopes: Tensor) -> Slopes | None:
             continue
         if value.shape[0] % heads or value.shape[1] != 1 or value.shape[2] < keys:
             continue
-        # As many keys as there are: the more, the less do they suffer from rounding.
+        # All keys: with more of them rounding matters less.
         row = _rows(value, heads, value.shape[2])[-1].double()
         ramp = _centered(torch.arange(row.shape[1], dtype=torch.float64))
         given = (_centered(row) @ ramp) / ramp.square().sum()

@@ -79,19 +79,21 @@ class Verification:
         fused = fuse(self.layer, role)
         errors = []
         for ours, theirs in zip(self._run(fused, role, masked=masked), self._expected[key], strict=True):
-            if not isinstance(ours, DeferredHiddenStates):  # the layer's own forward, which says nothing
+            if not isinstance(
+                ours, DeferredHiddenStates
+            ):  # the layer's own forward ran, which proves nothing
                 return float("inf")
             q_len = theirs.shape[1]
             part = slice(None, q_len) if q_len > 1 else slice(-1, None)
             before, shown = self.hidden_states[:, part], self.tokens[:, part]
             if not masked:
                 shown = torch.ones_like(shown)
-            # In bfloat16 what is added to large hidden states is too coarse to be compared by itself.
+            # In bfloat16 the change of large hidden states is too coarse to be compared by itself.
             base = before.float() if self.dtype is torch.float32 else torch.zeros(())
             errors.append(row_errors((ours - base)[shown], (theirs - base)[shown]))
         rows = torch.cat(errors).nan_to_num(nan=float("inf")).sort().values
         if isinstance(role.parts.ffn, MixtureParts):
-            # Where the scores of two experts are nearly the same, rounding sends a token to the other one.
+            # If two experts have nearly equal scores, rounding may send a token to the other one.
             return rows[int(MOST_ROWS * (len(rows) - 1))].item()
         return rows[-1].item()
 

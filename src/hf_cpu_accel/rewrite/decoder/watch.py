@@ -36,7 +36,7 @@ _IMPLEMENTATION = "_attn_implementation_internal"
 
 
 @contextmanager
-def watched(layer: nn.Module, trace: DecoderTrace) -> Iterator[None]:
+def record_calls(layer: nn.Module, trace: DecoderTrace) -> Iterator[None]:
     """Record the calls inside of `layer`, a randomized copy, in `trace`."""
     functions, ops = _WrittenAttention(trace).listeners, _PackedCalls(layer, trace).listeners
     with disable_grouping(), _dispatched_attention(layer, trace), traced(ops=ops, functions=functions):
@@ -107,7 +107,7 @@ def _dispatched_attention(copied: nn.Module, trace: DecoderTrace) -> Iterator[No
         attention_mask: Any = None,
         **kwargs: Any,
     ) -> tuple[Tensor, None]:
-        # Values of its own: whoever is given them next comes after attention.
+        # New values, so that the next reader is known to follow attention.
         shape = (query.shape[0], query.shape[2], query.shape[1], value.shape[3])
         output = torch.randn(shape, generator=torch.Generator().manual_seed(2 + len(trace.attention)))
         trace.attention.append(

@@ -13,7 +13,7 @@ from hf_cpu_accel.rewrite.core.foreign_code import call_foreign
 from hf_cpu_accel.rewrite.core.refusal import Refusal
 
 ROTARY = "position_embeddings"
-SEQUENCES = "cu_seqlens"  # where sequences begin that lie one after another; see `packed_layer`
+SEQUENCES = "cu_seqlens"  # the starts of concatenated sequences; see `packed_layer`
 
 
 @dataclass(frozen=True)

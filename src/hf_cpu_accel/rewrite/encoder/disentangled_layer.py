@@ -47,14 +47,14 @@ class FusedDisentangledLayer(FusedEncoderLayer):
     ) -> tuple[EncoderInputs, None] | None:
         arguments = dict(zip(self._signature.names, args, strict=False)) | kwargs
         mask, relative, vectors = (arguments.pop(name, None) for name in (MASK, RELATIVE, VECTORS))
-        # None and False are what callers pass for what they do not want.
+        # Callers pass None and False for unused options.
         if any(value is not None and value is not False for value in arguments.values()):
             return None
         if hidden_states.dim() != 3 or len(args) > len(self._signature.names):
             return None
         if self.is_watched_within:
             return None
-        if torch.compiler.is_compiling() or torch.jit.is_tracing():  # what a mask says is not known yet
+        if torch.compiler.is_compiling() or torch.jit.is_tracing():  # the values of a mask are unknown yet
             return None
         batch, length = hidden_states.shape[:2]
         if not isinstance(mask, Tensor) or mask.shape != (batch, 1, length, length) or not length:

@@ -63,7 +63,7 @@ class FusedEmbeddings(FusedModuleMixin):
                 try:
                     return look_up(self._reading, ids, type_ids, position_ids)
                 except (IndexError, KeyError, RuntimeError):
-                    pass  # ids that are none, out of range or of another shape; tables that are parametrized
+                    pass  # ids that are None, out of range or of another shape; parametrized tables
         return self._original_class.forward(self, *args, **kwargs)
 
     def reference_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reference | None:
@@ -106,7 +106,7 @@ def look_up(
 def fuse(module: nn.Module, matched: EmbeddingsMatch) -> nn.Module:
     """Return `module` with the fused forward; the original is not changed."""
     fused = empty(FusedEmbeddings, type(module))
-    # Dictionaries are shared on purpose: a table that is exchanged or resized on either is so on both.
+    # Dictionaries are shared on purpose: a table that is replaced or resized on either is so on both.
     fused.__dict__.update(vars(module))
     children = list(module.children())
     fused.__dict__.update(

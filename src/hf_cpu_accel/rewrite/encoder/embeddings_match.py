@@ -16,7 +16,7 @@ from hf_cpu_accel.rewrite.core.trace import traced
 from hf_cpu_accel.rewrite.norm.match import identify_norm
 
 IDS, TYPES, POSITIONS = "input_ids", "token_type_ids", "position_ids"
-# Parameters that callers leave at None or 0. Any other one (DeBERTa's mask) makes the output something else in every call.
+# Parameters that callers leave at None or 0. Any other one (DeBERTa's mask) changes the output in every call.
 _LEFT_OUT = ("inputs_embeds", "cache_length", "past_key_values_length")
 _LOOKUP = torch.ops.aten.embedding.default
 _BATCH, _LENGTH = 2, 7

@@ -8,7 +8,7 @@ from hf_cpu_accel.rewrite.attention.multihead import PackedMultiheadAttention
 from hf_cpu_accel.rewrite.core.refusal import is_listed
 from hf_cpu_accel.rewrite.linear.layer import PackedLinear
 
-# Linears of attention alone (query, key, value, output): what holds as many, in a list, is a transformer layer of some kind.
+# Linears of attention alone (query, key, value, output): a module in a list with as many is a transformer layer.
 _ATTENTION = 4
 
 

@@ -27,7 +27,7 @@ from hf_cpu_accel.rewrite.norm.match import identify_norm
 STRUCTURE = "encoder layer"
 
 _FEWEST, _MOST = 4, 7  # linears of a layer
-_OF_POSITIONS = 2  # that disentangled attention may have besides
+_OF_POSITIONS = 2  # additional ones of disentangled attention
 _NEIGHBORS = "sinusoidal_pos"  # RoFormer's tables
 
 
@@ -81,7 +81,7 @@ def _structure_refusal(module: nn.Module, most: int) -> Refusal | None:
         first = names[0] if names else "any arguments"
         return Refusal(f"the first argument of its forward is {first}, not hidden_states", yields=True)
     if takes_cache(names) and any(vars(child).get("is_causal") is True for child in inside):
-        # As transformers' attention reads it. A call of each layer of a large decoder would show the same, and take its time.
+        # The attribute that transformers reads. Calling each layer of a large decoder would show the same, but take long.
         return Refusal("its attention is causal", yields=True)
     if _NEIGHBORS in names:
         return Refusal(

@@ -30,7 +30,7 @@ from hf_cpu_accel.tolerance import ENCODER_LAYER
 
 STRUCTURE = "grid encoder layer"
 
-# Height and width: not the same, and no multiple of a window. The first says which candidate it is, the second is of several.
+# Height and width: different, and no multiple of a window. The first selects the candidate, the second has several windows.
 _SMALL, _LARGE = (9, 10), (17, 19)
 _OTHER = Refusal("it does not match attention with row and column biases and a feed-forward network")
 
@@ -127,7 +127,7 @@ def _candidates(
         hook.remove()
     if len(trace.linears) != 4 or len(trace.norms) != 2 or not shapes or len(shapes[0]) != 4:
         return
-    # Windows are squares, and the image is none.
+    # Windows are squares, the image is not.
     window = shapes[0][1] if shapes[0][1] == shapes[0][2] else 0
     paths = {id(module): path for path, module in layer.named_modules()}
     qkv, output, up, down = (paths[id(linear)] for linear in trace.linears)

@@ -28,7 +28,7 @@ from hf_cpu_accel.rewrite.encoder.parts import (
     MASK,
     EncoderLayerParts,
     EncoderSignature,
-    lengthened,
+    lengthen_tables,
 )
 
 _NO_TABLES = (None, None)
@@ -120,7 +120,7 @@ class FusedEncoderLayer(FusedModuleMixin):
         if causal and arguments.get(CAUSAL) is False:
             return None
         for name, value in arguments.items():
-            # None and False are what callers pass for what they do not want.
+            # Callers pass None and False for unused options.
             if value is None or value is False or name in signature.ignored:
                 continue
             value = settled(value)
@@ -139,7 +139,7 @@ class FusedEncoderLayer(FusedModuleMixin):
                 return None
         if signature.rotates and tables is _NO_TABLES:
             return None
-        if causal and mask is None:  # one that is there says what is causal about it
+        if causal and mask is None:  # a mask includes causality
             if not (signature.causal or signature.told_causal):
                 return None
             mask = torch.ones(1, 1, length, length, dtype=torch.bool).tril()
@@ -149,7 +149,7 @@ class FusedEncoderLayer(FusedModuleMixin):
         """Return the rotary tables [1 or B, length, rotated features] of a call, or None if they are for other positions."""
         cos, sin = (table if table.dim() == 3 else table[None] for table in value)
         if self._signature.prefix_tokens:
-            cos, sin = lengthened((cos, sin), length)
+            cos, sin = lengthen_tables((cos, sin), length)
         return (cos, sin) if cos.shape[1] == sin.shape[1] == length else None
 
     def _mask_parts(

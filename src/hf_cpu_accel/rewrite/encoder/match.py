@@ -35,15 +35,15 @@ from hf_cpu_accel.rewrite.encoder.parts import (
     MASK,
     EncoderLayerParts,
     EncoderSignature,
-    lengthened,
+    lengthen_tables,
 )
 from hf_cpu_accel.rewrite.encoder.trace import AttentionCall, LayerTrace
 from hf_cpu_accel.rewrite.linear.layer import PackedLinear
 from hf_cpu_accel.tolerance import ENCODER_LAYER, TRACED, Closeness
 
 _HEAD_SIZES = ("head_dim", "attention_head_size")  # attributes of attention modules
-_POSITIONS = "position_ids"  # tables say all about them
-# Switches that hosts pass on and that are not for layers: for a cache that encoders do not have, and for what the model returns.
+_POSITIONS = "position_ids"  # tables contain all about them
+# Switches that hosts pass on and that layers ignore: for a cache that encoders do not have, and for outputs of the model.
 _SWITCHES = frozenset({"use_cache", "return_dict"})
 _LONGEST = "max_seqlen"  # `cu_seqlens` say it
 _RESOLUTION = "resolution"
@@ -156,7 +156,7 @@ class _Matcher:
         best, best_error = None, ENCODER_LAYER.of(self.hidden_states.dtype)
         for parts in possible:
             fused = self.fuse(parts, signature)
-            # Calls that the op does not accept would be compared with themselves. It need not accept all where a bias is missing.
+            # Calls that the op rejects would be compared with themselves. Without a bias it need not accept all.
             taken = [self.form.arguments(self.hidden_states, call) for call in calls]
             accepted = [fused.accepts(states, **arguments) for states, arguments in taken]
             lacks_bias = "bias" in (signature.rest or ()) and parts.relative is None
@@ -247,7 +247,7 @@ class _Matcher:
             raise Refused(Refusal("its attention does not read the outputs of its linears", yields=True))
         if call.causal and takes_cache(self.names):
             raise Refused(Refusal("its attention is causal and it takes a cache", yields=True))
-        # Decoders that write attention out leave it to their mask to hide later tokens, and get none here.
+        # Decoders with written-out attention hide later tokens only by their mask, and get none here.
         if call.scale is None and may_decode(self.layer, self.names):
             raise Refused(
                 Refusal(
@@ -280,7 +280,7 @@ class _Matcher:
         output = self.form.call(self.layer, self.hidden_states, {**given, ROTARY: short})
         if isinstance(output, Refusal):  # sizes that do not match
             return False
-        given[ROTARY] = lengthened(short, self.hidden_states.shape[1])
+        given[ROTARY] = lengthen_tables(short, self.hidden_states.shape[1])
         expected = self._states(**given)
         output = hidden_states_of(output)
         alike = isinstance(output, Tensor) and output.shape == expected.shape

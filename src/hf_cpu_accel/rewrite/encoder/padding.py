@@ -46,7 +46,7 @@ def find_padding_readers(root: nn.Module) -> tuple[str, ...]:
     models = pretrained_models()
     if not models:
         for layer in skipping:
-            layer._computed_ends = ()  # the masks that say what padding is are transformers'
+            layer._computed_ends = ()  # only masks of transformers mark padding
         return ()
     notes: list[str] = []
     waiting: dict[int, FusedEncoderLayer] = {id(layer): layer for layer in skipping}
@@ -55,7 +55,7 @@ def find_padding_readers(root: nn.Module) -> tuple[str, ...]:
         layers = [layer for key, layer in waiting.items() if key in inside]
         read = attempt(path, _ends_read, model, layers) if layers else None
         ends = None if isinstance(read, Refusal) else read
-        # What is inside of a model that reads by itself, and cannot be asked, does not tell.
+        # A part without an attention_mask argument cannot be tested; the model around it decides.
         if ends is None and not (layers and "attention_mask" in parameters_of(model.forward)):
             continue
         for layer in layers:
@@ -111,7 +111,7 @@ def _ends_read(model: Any, layers: Sequence[FusedEncoderLayer]) -> tuple[int, ..
         if isinstance(outputs, Refusal) or isinstance(others, Refusal):
             continue
         if not one.tokens:
-            return ()  # nothing is ever left out
+            return ()  # nothing is ever skipped
         return _moved(outputs, others, one.tokens[0])
     return None
 
@@ -123,7 +123,7 @@ def _call(
     shadow = Shadow(model)
     for layer in layers:
         looked_at = shadow.of(layer)
-        looked_at._computed_ends = ()  # leaves out all padding
+        looked_at._computed_ends = ()  # skips all padding
         looked_at.register_forward_hook(planter, with_kwargs=True)
     given = {name: value.clone() for name, value in batch.items()}
     with torch.random.fork_rng(devices=[]), torch.no_grad(), shadow.running():
@@ -164,7 +164,7 @@ def _text_and_images(model: Any, names: Container[str]) -> Batch:
     return {**_text(model, names), "pixel_values": images}
 
 
-# By the argument that a model has to take.
+# By the required argument of a model.
 _BATCHES: tuple[tuple[str, Callable[[Any, Container[str]], Batch]], ...] = (
     ("pixel_values", _text_and_images),
     ("input_ids", _text),

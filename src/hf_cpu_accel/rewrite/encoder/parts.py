@@ -160,7 +160,7 @@ class EncoderSignature:
         return (hidden_states, *(bias if kind == "bias" else None for kind in self.rest))
 
 
-def lengthened(tables: tuple[Tensor, ...], length: int) -> tuple[Tensor, Tensor]:
+def lengthen_tables(tables: tuple[Tensor, ...], length: int) -> tuple[Tensor, Tensor]:
     """Return (cos, sin) [1 or batch, positions, head_size] for at least `length` positions: those added in front do not rotate."""
     cos, sin = tables
     front = (0, 0, max(0, length - cos.shape[1]), 0)

@@ -54,7 +54,7 @@ class DisentangledParts(EncoderLayerParts):
         def table(linear: PackedLinear | None) -> Tensor | None:
             return None if linear is None else linear(vectors).to(dtype)
 
-        with torch.no_grad(), disable_grouping():  # which says nothing of how the host calls them
+        with torch.no_grad(), disable_grouping():  # these calls must not be recorded
             return table(self.position_key), table(self.position_query)
 
 
@@ -68,7 +68,7 @@ def index_of(relative: Tensor, length: int, span: int) -> Tensor | None:
         if matrix.is_floating_point() or not torch.equal(matrix[1:, 1:], matrix[:-1, :-1]):
             return None
         distances = torch.cat([matrix[0].flip(0), matrix[1:, 0]])
-        if not torch.equal(distances, -distances.flip(0)):  # keys look them up the other way round
+        if not torch.equal(distances, -distances.flip(0)):  # keys use them in reverse
             return None
         return (distances + span).clamp(0, 2 * span - 1).int()
 

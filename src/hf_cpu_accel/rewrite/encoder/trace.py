@@ -18,7 +18,7 @@ from hf_cpu_accel.tolerance import SAME_RATIO, SAME_ZERO, Closeness
 
 _OPS = torch.ops.hf_cpu_accel
 _NORMS = (_OPS.layer_norm.default, _OPS.rms_norm.default, torch.ops.aten.native_layer_norm.default)
-# What some layers do to scores besides scaling and masking them: hardly seen in small numbers, and not what the op computes.
+# Further ops of some layers on scores: hardly visible in small numbers, and not supported by the op.
 _BENDS = frozenset(
     {
         torch.tanh,
@@ -222,7 +222,7 @@ class _WrittenAttention:
     def __init__(self, trace: LayerTrace) -> None:
         self.trace = trace
         self.scores: tuple[Tensor, Tensor] | None = None
-        self.bent = False  # what comes between the two products
+        self.bent = False  # ops between the two products
         self.listeners: dict[Any, Listener] = {
             **dict.fromkeys((*MATMUL, *BMM), self._product),
             nn.functional.scaled_dot_product_attention: self._dispatched,

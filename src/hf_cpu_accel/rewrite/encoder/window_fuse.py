@@ -30,7 +30,7 @@ from hf_cpu_accel.rewrite.norm.match import identify_norm
 STRUCTURE = "window encoder layer"
 
 _PARAMETERS = ("hidden_states", "input_dimensions")
-# The side of the image that tells the size of a window: larger than most windows, since a layer makes those fit a smaller one.
+# The side of the image that shows the size of a window: larger than most windows, since a layer shrinks them to fit.
 _SIDE = 32
 
 
@@ -115,7 +115,7 @@ def _side(layer: nn.Module, width: int, dtype: torch.dtype) -> int:
         pass
     finally:
         hook.remove()
-        vars(layer).update(before)  # it may have fitted itself to the image
+        vars(layer).update(before)  # it may have adapted its attributes to the image
     if not sizes:
         raise Refused(Refusal("it does not call its first linear"))
     return 2 * round(sizes[0] ** 0.5)

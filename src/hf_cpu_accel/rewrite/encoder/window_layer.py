@@ -25,7 +25,7 @@ from hf_cpu_accel.rewrite.encoder.window_match import Run, Windows, trace_window
 from hf_cpu_accel.runtime.fork import new_lock
 from hf_cpu_accel.tolerance import ENCODER_LAYER
 
-# What one layer keeps of windows and their biases. An image that takes more (Swin-T's first stage beyond 650 x 650) is not learnt.
+# Limit of the windows and biases of one layer. An image that needs more (Swin-T's first stage beyond 650 x 650) is skipped.
 _BYTES = 16 << 20
 _SIZES = 256
 
@@ -106,7 +106,9 @@ class FusedWindowLayer(FusedModuleMixin):
             windows = self.learn(hidden_states[:1], run)
         finally:
             _learning.release()
-        self._keep(self._key(hidden_states, call), windows)  # anew: a layer fits itself to a small image
+        self._keep(
+            self._key(hidden_states, call), windows
+        )  # a new key: a layer adapts itself to a small image
         return windows
 
     def _key(self, hidden_states: Tensor, call: tuple[Any, ...]) -> Any:

@@ -46,7 +46,7 @@ class PackedExperts(FusedModuleMixin):
             try:
                 return self._original_class.forward(self, *args, **kwargs)
             finally:
-                self._values = {}  # all experts of one layer as numbers, which must not add up over the layers
+                self._values = {}  # unpacked experts of one layer, which must not accumulate over the layers
         hidden_states, index, weights = (*args, *(kwargs[name] for name in self.form.inputs[len(args) :]))
         check_inference(self, hidden_states)
         return experts_ffn(hidden_states, index, weights, self.weights)
@@ -104,7 +104,7 @@ class PackedExperts(FusedModuleMixin):
         self._weights, self._values = None, {}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_weights": None, "_values": {}}  # made of what the rest holds
+        return {**self.__dict__, "_weights": None, "_values": {}}  # derived from the other attributes
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)

@@ -20,7 +20,7 @@ from hf_cpu_accel.rewrite.decoder.head_norms import NormPart
 from hf_cpu_accel.rewrite.decoder.randomized_copy import randomized_copy_of
 from hf_cpu_accel.rewrite.decoder.residuals import Norms, differ
 from hf_cpu_accel.rewrite.decoder.trace import DecoderTrace
-from hf_cpu_accel.rewrite.decoder.watch import watched
+from hf_cpu_accel.rewrite.decoder.watch import record_calls
 from hf_cpu_accel.rewrite.experts.layer import PackedExperts
 from hf_cpu_accel.rewrite.hybrid.step import RecurrentParts, RecurrentStep
 from hf_cpu_accel.rewrite.linear.layer import PackedLinear
@@ -137,7 +137,7 @@ def _mixture(layer: nn.Module, names: list[str], features: int) -> MixtureParts 
     input = torch.randn(2, 9, features, generator=torch.Generator().manual_seed(0))
     trace = DecoderTrace(input, None)
     expected = torch.zeros(input.shape)
-    with torch.no_grad(), watched(copied, trace):
+    with torch.no_grad(), record_calls(copied, trace):
         for name in names:
             output = call_foreign(copied.get_submodule(name), input)
             if isinstance(output, Refusal):
@@ -177,7 +177,7 @@ def _runs(layer: nn.Module, paths: list[str]) -> tuple[LinearRun, ...] | None:
     linears: list[Any] = [layer.get_submodule(path) for path in paths]
     if not all(isinstance(linear, PackedLinear) for linear in linears):
         return None
-    # Numbers that lie side by side less how many come before are the same.
+    # Adjacent numbers minus their positions are equal.
     keys = [(id(linear.group), linear.index - number) for number, linear in enumerate(linears)]
     grouped = groupby(zip(keys, paths, strict=True), key=lambda pair: pair[0])
     runs = tuple(LinearRun(tuple(path for _, path in run)) for _, run in grouped)

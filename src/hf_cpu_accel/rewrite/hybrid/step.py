@@ -114,7 +114,7 @@ class RecurrentStep:
         return _begun_states()(cache, mixer.layer_idx, mixer._mixer.sizes(mixer), shape[0])
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_bound": None}  # views of what the modules hold
+        return {**self.__dict__, "_bound": None}  # views of the modules' weights
 
 
 @once

@@ -18,7 +18,7 @@ from hf_cpu_accel.rewrite.latent.attention import LatentAttention
 from hf_cpu_accel.rewrite.latent.parts import LatentParts, candidates
 from hf_cpu_accel.rewrite.linear.layer import PackedLinear
 from hf_cpu_accel.rewrite.mixer.match import fuse_mixer_layers
-from hf_cpu_accel.rewrite.mixer.verify import verified
+from hf_cpu_accel.rewrite.mixer.verify import first_verified
 
 STRUCTURE = "latent attention"
 
@@ -46,7 +46,7 @@ def _match_latent_attention(
     reason = refusal_to_swap(module, path, context) or _unsupported_reason(module)
     if reason is not None:
         return Refusal(reason)
-    return verified(module, [partial(_build_latent_attention, parts=parts) for parts in possible])
+    return first_verified(module, [partial(_build_latent_attention, parts=parts) for parts in possible])
 
 
 def _unsupported_reason(module: Any) -> str | None:

@@ -21,8 +21,8 @@ from hf_cpu_accel.lazy.remember import remember
 from hf_cpu_accel.ops.rope import rotary_embedding
 from hf_cpu_accel.rewrite.mixer.mixer import holds_weights
 
-# How positions turn features (2i, 2i + 1) or (i, i + D/2) of a head: "halves" as Llama does; "pairs", which moves those of pairs to
-# where halves are; "complex", by factors that are complex numbers; None: not at all.
+# How positions rotate features (2i, 2i + 1) or (i, i + D/2) of a head: "halves" as in Llama; "pairs", which moves pairs to
+# the places of halves; "complex", by complex factors; None: no rotation.
 Rotation = Literal["halves", "pairs", "complex"] | None
 ROTATIONS: tuple[Rotation, ...] = ("pairs", "halves", "complex", None)
 
@@ -114,7 +114,7 @@ def candidates(module: Any) -> list[LatentParts]:
         return []
     others = [part for name, part in names.items() if name not in (*_NAMES, *query) and part is not None]
     if module._parameters or any(map(holds_weights, others)):
-        return []  # an indexer, say, which chooses among the keys of long texts alone
+        return []  # for example an indexer, which selects among the keys of long texts only
     heads, rank, plain, turned, value = (getattr(module, name) for name in _SIZES[:-1])
     sizes = LatentSizes(heads, rank, plain, turned, value)
     growths = [_growth(module), None] if _growth(module) else [None]

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from hf_cpu_accel.packing.linear import PackedWeight, unpack_linear
-from hf_cpu_accel.patching.float16_values import narrowed
+from hf_cpu_accel.patching.float16_values import to_float16
 from hf_cpu_accel.patching.hooks import forward_hooks
 from hf_cpu_accel.rewrite.core.packed_module import PackedModule, check_inference
 from hf_cpu_accel.rewrite.linear.projection_group import ProjectionGroup
 
-# Why a layer is not fused: its ops have no such step.
+# Reason why a layer is not fused: its ops do not support this.
 PERMUTED = "one of its linears reorders its input features (act-order quantization): its parts run separately"
 
 
@@ -42,7 +42,7 @@ class PackedLinear(PackedModule):
     def forward(self, input: Tensor) -> Tensor:
         check_inference(self, input)
         if input.dtype is torch.float16:
-            return narrowed(self.group.forward(self.index, input.float()))
+            return to_float16(self.group.forward(self.index, input.float()))
         return self.group.forward(self.index, input)
 
     @property
@@ -74,7 +74,7 @@ class PackedLinear(PackedModule):
 
     def unpack(self) -> Tensor:
         """Return the dequantized weight, in the shape and dtype of the original."""
-        values = unpacked(self.packed, self.permutation, self.weight_dtype)
+        values = unpack_weight(self.packed, self.permutation, self.weight_dtype)
         places = self.group.places(self.index)
         values = values if places is None else values[places]
         return values.T.contiguous() if self.transposed else values
@@ -91,7 +91,7 @@ class PackedLinear(PackedModule):
         return self
 
 
-def unpacked(packed: PackedWeight, permutation: Tensor | None, dtype: torch.dtype) -> Tensor:
+def unpack_weight(packed: PackedWeight, permutation: Tensor | None, dtype: torch.dtype) -> Tensor:
     """Return [out_features, in_features] in `dtype`, with the input features in their own order; see
     `ProjectionGroup.permutation`."""
     values = unpack_linear(packed).to(dtype)

@@ -25,7 +25,7 @@ from hf_cpu_accel.runtime.memory import trim_heap
 
 _TRIM_BYTES = 24 << 20  # with 64 the peak of a load rose by up to 80 MB now and then
 
-_OUTPUTS = ("o_proj", "out_proj")  # names in transformers; they only tell in which order weights lie
+_OUTPUTS = ("o_proj", "out_proj")  # names in transformers; they only determine the order of weights
 
 FEW_WEIGHTS = 256  # of a linear that is fused with nothing: torch's call takes less
 MERGED = "merged projections"
@@ -73,7 +73,7 @@ def release(module: nn.Module, packed: PackedModule, context: Context) -> None:
     assert isinstance(weight, nn.Parameter)
     packed.rule = context.rule
     if id(module) in context.computed:
-        return  # what its weight is computed of stays
+        return  # the sources of its weight stay
     if context.is_tied(weight) or context.config.originals == "memory":
         packed.keep_original(weight)
         return
@@ -89,7 +89,7 @@ def free(weight: nn.Parameter, packed: Packed, dtype: str, context: Context, *, 
     context.freed += weight.nbytes
     free_weight(context.journal, weight, packed, context.store, lossless=lossless)
     if context.freed > _TRIM_BYTES:
-        # A packed weight need not fit into the hole that an original left: let the system have the holes.
+        # A packed weight may not fit into the hole that an original left: return the holes to the system.
         trim_heap()
         context.freed = 0
 
@@ -108,7 +108,7 @@ def put_in_place(
     if context.verifies:
         for path, linear, replacement in zip(paths, linears, packed, strict=True):
             input = probe(linear.in_features, linear.weight.dtype)
-            with torch.no_grad(), disable_grouping():  # which says nothing of how the host calls them
+            with torch.no_grad(), disable_grouping():  # these calls must not be recorded
                 reason = disagreement(replacement(input), linear(input), dtype, linear.weight.dtype)
             if reason is not None:
                 return Outcome((PlanItem.left(path, structure, reason),), (linear,))

@@ -19,7 +19,7 @@ from hf_cpu_accel.providers.route import Route
 from hf_cpu_accel.rewrite.core.grouping import GROUPING_DISABLED
 from hf_cpu_accel.rewrite.linear.dispatch import LinearWork, Part, RunWork
 
-# Of calls on whose path something else was joined than what had been verified. After that, members that a host calls in changing
+# Limit of forwards that differ from the recorded one. After that, members that a host calls in changing
 # ways are computed one by one.
 _MOST_RECORDINGS = 8
 
@@ -179,7 +179,7 @@ class ProjectionGroup:
 
     def _compute(self, index: int, input: Tensor) -> Tensor:
         route = self._routes[index, index]
-        # Before it is known what is computed together, it is not worth measuring what each takes alone.
+        # Measuring single members is pointless before the joint ones are known.
         output = route.work.own(input) if self._recording and len(self.ranges) > 1 else route(input)
         return self._own(index, output)
 
@@ -230,7 +230,7 @@ class ProjectionGroup:
         self._fused_routes: dict[tuple[int, str, bool], Route] = {}
         self._places = [self.places(index) for index in range(len(self.ranges))]
         for index in range(len(self.ranges)):
-            self.route(index, index)  # now, so that nothing is made while a graph is traced
+            self.route(index, index)  # now, so that nothing is created while a graph is traced
 
     def __getstate__(self) -> dict[str, Any]:
         names = ("packed", "ranges", "biases", "measured", "permutation", "order", "runs", "hooks")

@@ -138,7 +138,7 @@ def _match_split_head(module: nn.Module, path: str, context: Context) -> FusedSp
     with shadow.running():
         expected = run(shadow.module, input)
         given = run(_build_split_head(shadow.module, head), input)
-    # Its own forward multiplies what the packed weights stand for. What it computes was told before they were packed.
+    # Its own forward multiplies the dequantized weights; the rule has verified the structure before packing.
     packed = [part for part in (decoder, dense) if isinstance(part, PackedLinear)]
     reason = beyond(max(tolerance(part.packed_dtype, part.weight_dtype) for part in packed), given, expected)
     return _build_split_head(module, head) if reason is None else Refusal(reason)

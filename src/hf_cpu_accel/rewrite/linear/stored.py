@@ -31,7 +31,7 @@ from hf_cpu_accel.rewrite.linear.match import ALONE, MERGED, packed_item
 from hf_cpu_accel.rewrite.linear.projection_group import ProjectionGroup
 from hf_cpu_accel.tolerance import PACKED
 
-# Of the probe: few rows go to a kernel that hosts have for some devices only, more are multiplied by the unpacked weight.
+# Rows of the probe: hosts use a device-specific kernel for few rows, and multiply more by the unpacked weight.
 _REPEATED = 3
 
 Member = tuple[str, nn.Module, StoredWeight]

@@ -21,7 +21,7 @@ from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.core.context import Context
 from hf_cpu_accel.runtime.exchange import Exchange
 
-# Why a layer is not fused.
+# Reason why a layer is not fused.
 BETWEEN = "sums over processes run between its parts: its parts run separately"
 
 
@@ -97,7 +97,7 @@ def divide_linears(context: Context) -> Iterable[PlanItem]:
             context.slots[id(plain)] = [(replacement, "part")]
         swap_module(context.journal, slots, replacement)
         context.slots[id(replacement)] = slots
-        if not context.is_tied(linear.weight):  # what is tied is divided elsewhere still
+        if not context.is_tied(linear.weight):  # a tied weight is still to be divided elsewhere
             _take_parts(linear, parts, context)
     if sizes:
         context.modules = list(context.root.named_modules())

@@ -135,7 +135,7 @@ def _feed_forward(layer: nn.Module, name: str, features: int) -> GatedParts | st
             return name
         best: GatedParts | str = name
         least = RECURRENT_MIXER.of(dtype)
-        for way in ways:  # the nearest: GELU and its tanh form are both well within the bound
+        for way in ways:  # the closest: GELU and its tanh form are both well within the bound
             error = row_error(way.bind(shadow.module, residual=False)(x), expected)
             if error <= least:
                 best, least = way, error
@@ -204,7 +204,7 @@ def prompt_and_token(layer: Any) -> tuple[tuple[Tensor, ...], int]:
     states = torch.randn(size, generator=generator).to(last.weight_dtype)
     example = mixer.example(_BATCH, _TOKENS, _PADDING)
     given: dict[str, Any] = {}
-    if "position_embeddings" in _names(layer):  # which another kind of its layers reads
+    if "position_embeddings" in _names(layer):  # read by another kind of its layers
         given["position_embeddings"] = None
     first, then = (
         with_its_cache_name(_names(layer), {**given, **named}) for named in (example.prompt, example.token)

@@ -16,13 +16,15 @@ from hf_cpu_accel.patching.fused_module import FusedModuleMixin, Reference
 from hf_cpu_accel.rewrite.core.packed_module import PackedModule
 from hf_cpu_accel.rewrite.linear.layer import PackedLinear
 
-# By which hosts tell where one of several sequences in a row ends.
+# Arguments of hosts with the ends of concatenated sequences.
 _PACKED = ("cu_seqlens", "cu_seq_lens_q", "cu_seq_lens_k", "seq_idx")
-_ADDED = "transformer_hidden_states"  # which layers of Zamba 2 add to what they are given, but not in the list of layers
+_ADDED = (
+    "transformer_hidden_states"  # which layers of Zamba 2 add to their input, except in the list of layers
+)
 _REFUSED = (*_PACKED, _ADDED, STATES, *(name for name in CACHES if name != "cache"))
 
 
-_POSITIONS = 70_000  # the first in an example: so far on that Llama 4's factor is not 1
+_POSITIONS = 70_000  # the first in an example, large enough that Llama 4's factor is not 1
 
 Projection = Callable[[Tensor], list[Tensor]]
 

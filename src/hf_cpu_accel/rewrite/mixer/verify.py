@@ -24,7 +24,7 @@ _LARGE = 1000.0
 M = TypeVar("M", bound=FusedMixer)
 
 
-def verified(module: nn.Module, possible: Iterable[Callable[[nn.Module], M]]) -> M | Refusal:
+def first_verified(module: nn.Module, possible: Iterable[Callable[[nn.Module], M]]) -> M | Refusal:
     """Return the first mixer from `possible` that agrees with `module`, or a refusal."""
     refusal = None
     for make in possible:
@@ -73,7 +73,7 @@ def _run(module: Any, example: Example) -> tuple[Tensor, ...]:
     cache = example.token["cache"]
     held = _cached_keys_and_values(cache, module.layer_idx)
     cache.layers[module.layer_idx].reset()
-    # Where projections are bounded, only large numbers show it.
+    # Only large values show a clamp of projections.
     large = run(_LARGE * states[:, _TOKENS:], **{**example.token, "attention_mask": None})
     return (
         prompt[example.tokens],

@@ -22,7 +22,7 @@ from hf_cpu_accel.rewrite.linear.dispatch import GatedFFNWork, LinearWork
 from hf_cpu_accel.rewrite.linear.layer import PackedLinear
 from hf_cpu_accel.rewrite.mixer.mixer import FusedMixer, is_fused, reference_call
 
-# Of a product and what is added to it: the sum.
+# A product with a second input that is added to it.
 AddTo = Callable[[Tensor, Tensor], Tensor]
 
 

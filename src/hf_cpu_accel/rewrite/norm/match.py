@@ -58,7 +58,7 @@ class NormSpec:
         return functional.layer_norm(values, shape, scale, parameters.get("bias"), self.eps).to(input.dtype)
 
 
-_USUAL_EPS = (1e-5, 1e-6)  # where it stands in the code
+_USUAL_EPS = (1e-5, 1e-6)  # for modules with a literal in their code
 
 # By the names of the parameters.
 _KINDS = {("weight",): ("rms_norm", "layer_norm"), ("bias", "weight"): ("layer_norm",)}
@@ -141,7 +141,7 @@ class FusedNorm(Replacement):
         check_inference(self, hidden_states)
         if isinstance(
             hidden_states, LazyTensor
-        ):  # what comes after decoder layers; by dispatch it takes as long as the norm
+        ):  # the norm after decoder layers; dispatch takes as long as the norm
             hidden_states = hidden_states.tensor
         scale = self._parameters.get("weight") if self._shifted is None else self._shifted
         return self.spec.normalize(hidden_states, scale, self._parameters.get("bias"))

@@ -29,7 +29,7 @@ from hf_cpu_accel.rewrite.core.context import Context, refusal_to_swap
 from hf_cpu_accel.rewrite.core.rule import Match, Outcome
 from hf_cpu_accel.runtime.fork import new_lock
 
-OP, OWN = "quantized", "torch's own"
+OP, OWN = "quantized", "PyTorch"
 _ENGINES = {"fbgemm": "FBGEMM", "onednn": "oneDNN"}
 _CLASSES = {
     "torch.ao.nn.quantized": ("Linear", "Conv2d"),

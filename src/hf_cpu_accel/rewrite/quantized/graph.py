@@ -26,7 +26,7 @@ from hf_cpu_accel.rewrite.core.context import Context
 from hf_cpu_accel.rewrite.core.left_alone import has_weights
 
 _ATEN = torch.ops.aten
-# Under that name the graph keeps what a node's values are clamped to, where it rounds them.
+# The name of the bounds to which the graph clamps rounded values.
 RANGE = "range"
 _PRODUCTS = (_ATEN.linear.default, _ATEN.conv2d.default)
 

@@ -177,7 +177,7 @@ def _steps(order: Sequence[_Made], *, ranged: bool) -> Steps:
                 step, residual=residual, activation=image.activation, range=image.range if ranged else None
             )
         steps.append(step)
-    return join([steps])  # where an image cannot be in bytes it is none
+    return join([steps])  # an image that cannot be int8 is not
 
 
 def _is_convolution(node: Node, lowered: GraphModule) -> bool:

@@ -11,22 +11,22 @@ from torch import Tensor
 
 from hf_cpu_accel.rewrite.recorded.size import Size
 
-# What these say follows from the form of the call, which a program is for, or is the same for all tensors that a layer sees.
+# Functions whose output depends only on the form of the call, or is equal for all tensors of a layer.
 FORM = frozenset(
     {"dim", "ndim", "is_floating_point", "is_complex", "element_size", "itemsize", "requires_grad"}
     | {"is_cpu", "is_cuda", "is_meta", "is_mps", "is_xpu", "is_sparse", "is_quantized", "is_nested"}
 )
-# What a step may have for an argument besides tensors and modules, and lists, tuples, dictionaries and slices of these.
+# Allowed arguments of a step besides tensors and modules, and lists, tuples, dictionaries and slices of these.
 CONSTANTS = (
     *(type(None), bool, int, float, complex, str, bytes, Enum, type(Ellipsis)),
     *(torch.dtype, torch.device, torch.layout, torch.memory_format, type, FunctionType, BuiltinFunctionType),
 )
-# What they give lies in the memory of the tensor that they are given if its strides are as they are wanted, and is a copy if not.
+# Functions that return a view or a copy of their argument, depending on its strides.
 MAY_COPY = frozenset(
     {Tensor.contiguous, Tensor.reshape, Tensor.reshape_as, Tensor.flatten, Tensor.ravel}
     | {torch.reshape, torch.flatten, torch.ravel}
 )
-# They take dimensions away whose size is one.
+# Functions that remove dimensions of size one.
 SQUEEZES = ("squeeze", "squeeze_")
 
 

@@ -17,7 +17,7 @@ from hf_cpu_accel.rewrite.core.cache_state import PARTS
 from hf_cpu_accel.rewrite.recorded.shared_states import form_of_shared, is_shared, shared_contents
 
 _TENSORS = ("keys", "values", "indexer_keys")
-# Dictionaries of layers that have more than keys and values.
+# Dictionaries of layers with more state than keys and values.
 _STATES = (
     *("conv_states", "recurrent_states", "has_previous_state", "conv_kernel_size"),
     *("is_conv_states_initialized", "is_recurrent_states_initialized"),
@@ -134,7 +134,7 @@ def _kinds() -> tuple[frozenset[type], type, frozenset[type]]:
     keys = {stock.DynamicLayer, stock.DynamicSlidingWindowLayer, stock.DynamicIndexedLayer}
     nothing = {
         kind for kind in (getattr(stock, "DummyLayer", None),) if kind
-    }  # of a layer with what others share
+    }  # a layer that uses shared states
     states = {
         stock.LinearAttentionLayer,
         stock.LinearAttentionAndFullAttentionLayer,

@@ -17,7 +17,7 @@ from hf_cpu_accel.rewrite.recorded.held import ParameterReader, tensors_in
 from hf_cpu_accel.rewrite.recorded.program import Program, Ref, Step, expect, refs_in
 from hf_cpu_accel.rewrite.recorded.simplify import Steps
 
-# Of weights, whose values are compared in each call, and of what is kept of them.
+# Limits of weights, whose values are compared in each call, and of kept results.
 _MOST_VALUES, _MOST_BYTES = 1 << 16, 4 << 20
 
 
@@ -67,7 +67,7 @@ class Folded:
         return sum(tensor.nbytes for tensor in tensors_in(self._kept[1]))
 
     def _computed(self, tensors: list[Tensor]) -> tuple[_Weights, tuple[Any, ...]]:
-        weights = _Weights(tensors)  # before: what is written meanwhile is noticed by the next call
+        weights = _Weights(tensors)  # before: the next call detects a concurrent write
         with torch.inference_mode(mode=False), torch.no_grad():
             return weights, self._program(())
 

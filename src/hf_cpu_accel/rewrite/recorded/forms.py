@@ -28,12 +28,12 @@ CAST = frozenset((Tensor.to, Tensor.float, Tensor.type, Tensor.type_as, Tensor.c
 VIEW = frozenset((Tensor.view, Tensor.reshape))
 JOIN = frozenset((torch.cat, torch.concat))
 TANH = frozenset[Any]((torch.tanh, functional.tanh, Tensor.tanh))
-SCORES = CAST | TIMES | OVER | FILL | VIEW | PLUS | MINUS | TANH  # what is done to them
-# What they give is memory of its own.
+SCORES = CAST | TIMES | OVER | FILL | VIEW | PLUS | MINUS | TANH  # ops on scores
+# Functions that return new memory.
 _NEW = frozenset(
     (*PRODUCT, *TIMES, *OVER, *PLUS, *MINUS, *FILL, *SOFTMAX, torch.einsum, torch.where, functional.conv1d)
 )
-# What they give lies in the memory of their first argument, or is new.
+# Functions that return a view of their first argument, or new memory.
 VIEWS = VIEW | {
     *(Tensor.__getitem__, Tensor.transpose, torch.transpose, Tensor.permute, torch.permute, Tensor.unsqueeze),
     *(torch.unsqueeze, Tensor.squeeze, torch.squeeze, torch.reshape, functional.pad, Tensor.contiguous),
@@ -233,7 +233,7 @@ def _orders(step: Step) -> tuple[list[int], list[int], list[int]] | None:
         return None
     inputs, output = equation.replace(" ", "").split("->")
     parts = [*inputs.split(","), output]
-    if all(part.startswith("...") for part in parts):  # more of the batch, which stays in front
+    if all(part.startswith("...") for part in parts):  # further batch dimensions, which stay in front
         parts = [part[3:] for part in parts]
     if "." in "".join(parts):
         return None

@@ -73,9 +73,9 @@ class Guard:
 
     def __init__(self, layer: nn.Module, read: Read) -> None:
         self._read = read
-        self._states: list[tuple[Any, Callable[[Any], Any], Any]] = []  # and what is read of them
+        self._states: list[tuple[Any, Callable[[Any], Any], Any]] = []  # and the values read from them
         self._objects: list[tuple[Any, str, Any]] = []
-        self._sizes: list[tuple[Any, frozenset[str]]] = []  # of states, and what may not come into them
+        self._sizes: list[tuple[Any, frozenset[str]]] = []  # of states, and the names that must not be added
         self._seen: set[int] = set()
         modules = list(_not_ours(layer))
         self._types = [(module, type(module)) for module in modules]
@@ -98,7 +98,7 @@ class Guard:
             for state, name, value in self._objects:
                 if state[name] is not value:
                     return False
-        except Exception:  # it is there no more, or is of a type that compares otherwise
+        except Exception:  # it was removed, or its type compares differently
             return False
         for module, kind in self._types:
             if type(module) is not kind:
@@ -114,7 +114,7 @@ class Guard:
     def _take_module(self, module: nn.Module) -> None:
         state = vars(module)
         read = {name: value for name, value in state.items() if name not in OWN}
-        # Torch's modules read what their code names, and get nothing new.
+        # Modules of torch read the names in their code, and get no new attributes.
         is_torchs = type(module).__module__.startswith("torch.")
         if is_torchs or is_package_module(module):
             read = {name: value for name, value in read.items() if name in self._read.names}

@@ -84,7 +84,7 @@ class FusedRecordedLayer(FusedModuleMixin):
     """Mixed into the layer's own class, whose forward runs where hooks read values inside, while a graph is traced, and for
     forms of calls that cannot be recorded."""
 
-    _told_by_attributes: ClassVar[bool] = False  # which a program is recorded anew for
+    _told_by_attributes: ClassVar[bool] = False  # a program is recorded again after changes
 
     _programs: dict[Any, _Recorded | None]
     _index: int | None = None  # of its part of a cache
@@ -106,7 +106,9 @@ class FusedRecordedLayer(FusedModuleMixin):
         before = call.snapshots
         try:
             return recorded.program(call.inputs)
-        except Exception as error:  # the forward takes it, or says why not: nothing was written to but caches
+        except (
+            Exception
+        ) as error:  # the forward handles the call, or raises its own error: only caches were written
             if recorded.program.writes_over and not isinstance(error, Mismatch):
                 raise
             recorded.fails(call.sizes)
@@ -183,7 +185,7 @@ class FusedRecordedLayer(FusedModuleMixin):
             return self._original_class.forward(self, *args, **kwargs)
         inputs = call.inputs_beside()
         try:
-            # First, as copies of caches may share the storage that is written to.
+            # First, since copies of caches may share written storage.
             output = all_made(call.snapshot_outputs(recorded.program(inputs), inputs))
         except Exception:  # as in `forward`; only a copy of the cache was written to
             recorded.fails(call.sizes)

@@ -14,7 +14,7 @@ from hf_cpu_accel.rewrite.linear.tensor_parallel import is_joined
 from hf_cpu_accel.rewrite.recorded.layer import FusedRecordedLayer
 
 _INDICES = ("layer_idx", "layer_id")  # attributes
-_COMPILED = ("now", "background")  # which does more with such blocks
+_COMPILED = ("now", "background")  # compiling does more with such blocks
 
 
 def record_layers(context: Context) -> list[PlanItem]:
@@ -25,7 +25,7 @@ def record_layers(context: Context) -> list[PlanItem]:
     def look(layer: nn.Module, path: str, context: Context) -> FusedRecordedLayer | Refusal | None:
         if isinstance(layer, FusedModuleMixin) or not _is_called_layer(context.root, path):
             return None
-        # Where sums over processes come between the parts, all processes would have to record and compare the same calls.
+        # With sums over processes between the parts, all processes would have to record and compare the same calls.
         if _is_fused_in_part(path, context) or is_joined(layer):
             return None
         reason = refusal_to_fuse(layer, path, context)

@@ -33,11 +33,11 @@ class CallRecord:
         self.steps: list[Step] = []
         self.inputs: list[Any] = []
         self._count = 0
-        self._depth = 0  # of the modules and functions of ours that are at work
+        self._depth = 0  # of running modules and functions of this package
         self._refs: dict[int, Ref] = {}
         self._of_sizes: dict[Any, Ref] = {}  # what was computed of sizes, which do not change
-        self._alive: list[Any] = []  # what was noted by its id
-        self._held: dict[int, tuple[nn.Module, str] | None] = {}  # None: by two names, which may part
+        self._alive: list[Any] = []  # values whose ids are used
+        self._held: dict[int, tuple[nn.Module, str] | None] = {}  # None: it has two names, which may diverge
         for module in shadow.module.modules():
             for name, tensor in tensors_of(module):
                 self._held[id(tensor)] = None if id(tensor) in self._held else (module, name)

@@ -16,7 +16,7 @@ def writes_over(step: Step) -> bool:
     return step.effect and isinstance(step.leaf, RecurrentMixer)
 
 
-def checked_first(steps: Sequence[Step]) -> list[Step] | Refusal:
+def with_checks_first(steps: Sequence[Step]) -> list[Step] | Refusal:
     """Return `steps` with those that may raise a `Mismatch` before the first that overwrites states, or a refusal."""
     first = next((number for number, step in enumerate(steps) if writes_over(step)), None)
     if first is None:

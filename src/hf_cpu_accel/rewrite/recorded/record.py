@@ -27,7 +27,7 @@ from hf_cpu_accel.rewrite.recorded.guard import Guard, names_read
 from hf_cpu_accel.rewrite.recorded.held import is_package_module
 from hf_cpu_accel.rewrite.recorded.kept import StateSnapshot
 from hf_cpu_accel.rewrite.recorded.noted import FOREIGN
-from hf_cpu_accel.rewrite.recorded.order import checked_first, writes_over
+from hf_cpu_accel.rewrite.recorded.order import with_checks_first, writes_over
 from hf_cpu_accel.rewrite.recorded.program import Program, Ref, Step, refs_in
 from hf_cpu_accel.rewrite.recorded.recorder import Recorder
 from hf_cpu_accel.rewrite.recorded.shared_states import KEEP
@@ -35,7 +35,7 @@ from hf_cpu_accel.rewrite.recorded.simplify import Steps
 from hf_cpu_accel.rewrite.recorded.size import Hashed
 from hf_cpu_accel.tolerance import ENCODER_LAYER
 
-_MOST_FIXED = 8  # sizes that become keys, each of which is found by a call
+_MOST_FIXED = 8  # sizes that become keys; finding each takes a call
 
 
 def record(layer: Any, call: Call) -> tuple[Program, Guard, Any] | Refusal:
@@ -46,7 +46,7 @@ def record(layer: Any, call: Call) -> tuple[Program, Guard, Any] | Refusal:
         steps = _steps(layer, shadow, call)
     if by_torch := torch_products(steps.steps, count):
         return Refusal(f"PyTorch computes part of it ({', '.join(by_torch)})")
-    program = Program(count, required(checked_first(steps.steps)), steps.output)
+    program = Program(count, required(with_checks_first(steps.steps)), steps.output)
     program.writes_over = any(map(writes_over, steps.steps))
     inputs = call.inputs_beside()
     try:
@@ -66,7 +66,7 @@ def _steps(layer: Any, shadow: Shadow, call: Call) -> Steps:
     fixed: tuple[Ref, ...] | None = ()
     looks_again = True
     while True:
-        # Copies: a layer that is refused for writing to them has written by then. None are tensors of inference mode.
+        # Copies, since a layer that is refused for writing to them has already written. None are inference tensors.
         with torch.inference_mode(mode=False):
             inputs = call.inputs_beside(tensors=True)
         recorder = Recorder(shadow, inputs, call.index, fixed=fixed)
@@ -100,7 +100,7 @@ def _record_steps(layer: Any, shadow: Shadow, recorder: Recorder, call: Call) ->
             torch.inference_mode(mode=False),
             torch.no_grad(),
             shadow.running(),
-            recorder.noting(),
+            recorder.recording(),
         ):
             output = required(call_foreign(layer._original_class.forward, shadow.module, *args, **kwargs))
     finally:
@@ -169,7 +169,7 @@ def alike(layer: nn.Module, output: Any, expected: Any) -> bool:
         if not theirs.numel() or not theirs.isfinite().all():
             return torch.equal(ours.nan_to_num(), theirs.nan_to_num())
         packed = {m.packed_dtype for m in layer.modules() if isinstance(m, PackedModule)}
-        # Inputs are rounded to the dtype of the weights: those of a product that comes out a little otherwise may be other ones.
+        # Inputs are rounded to the dtype of the weights: a slightly different product may round to other inputs.
         dtype = torch.bfloat16 if "bfloat16" in packed else theirs.dtype
         return computes_alike(
             ours, theirs, ENCODER_LAYER.of(dtype), quantizes=not packed.isdisjoint(QUANTIZED)

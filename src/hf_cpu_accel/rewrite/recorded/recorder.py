@@ -25,12 +25,12 @@ from hf_cpu_accel.rewrite.recorded.stand_in import CacheStandIn, recurrent_state
 from hf_cpu_accel.runtime.context import within
 from hf_cpu_accel.runtime.torch_modes import AroundFunctions
 
-# What they give is still held where it comes from.
+# Functions whose output is still referenced by its source.
 _HANDED_OUT = frozenset({recurrent_state, states_of})
 
 
 class Recorder(CallRecord):
-    """Record the calls of this thread inside of `noting`.
+    """Record the calls of this thread inside of `recording`.
 
     Args:
         shadow: of the layer that is called.
@@ -53,11 +53,11 @@ class Recorder(CallRecord):
         weights = [tensor for module in shadow.module.modules() for _, tensor in tensors_of(module)]
         tensors = [value for value in inputs if isinstance(value, Tensor)]
         self._protected = {address(tensor) for tensor in (*tensors, *weights)} - {0}
-        refs = [self._new() for _ in inputs]  # before what is noted of their sizes
+        refs = [self._new() for _ in inputs]  # before the records of their sizes
         self.inputs = [self._input(*pair) for pair in zip(refs, inputs, strict=True)]
 
     @contextmanager
-    def noting(self) -> Iterator[None]:
+    def recording(self) -> Iterator[None]:
         """Record calls inside the context, for the call of the shadow."""
         for module in self.shadow.module.modules():
             if module is not self.shadow.module and is_package_module(module):
@@ -66,7 +66,7 @@ class Recorder(CallRecord):
             with within(RECORDER, self.called), AroundFunctions(self._asked):
                 yield
         finally:
-            self._depth = 1  # sizes that were handed on are plain from now on
+            self._depth = 1  # escaped sizes are plain ints from now on
             for module in self.shadow.module.modules():
                 vars(module).pop("forward", None)
 
@@ -191,10 +191,10 @@ class Recorder(CallRecord):
         if output is None and not writes and name != "__set__":
             return output
         if next(tensors_in(output), None) is None and holds_constants_only((args, kwargs)):
-            return output  # of what is torn down meanwhile, for one
+            return output  # for example of objects that are destroyed meanwhile
         if name == "__set__" or (output is not None and next(tensors_in(output), None) is None):
             raise Refused(Refusal(f"its control flow depends on tensor values ({name})"))
-        if func is Tensor.type_as:  # which would read the other for its dtype alone
+        if func is Tensor.type_as:  # which reads the other only for its dtype
             func, args = Tensor.to, (args[0], output.dtype)
         result = self._step(func, self.refs(args), self.refs(kwargs), effect=writes)
         if name in SQUEEZES:  # in another call, another dimension may be one
@@ -225,7 +225,7 @@ class Recorder(CallRecord):
         """Return the replacement of a shadow's forward during the recording."""
         forward = type(module).forward.__get__(module)
         original = self.shadow.original(module)
-        # What is looked at by hooks is called as a module; the forward of others saves a Python call.
+        # A module with hooks is called as a module; calling the forward of others saves a Python call.
         called = original if isinstance(original, FusedModuleMixin) else original.forward
 
         def noted(*args: Any, **kwargs: Any) -> Any:

@@ -199,7 +199,7 @@ def _is_alone(step: Step) -> bool:
     """Return whether the step is a linear that is computed separately, with one input."""
     if (
         getattr(type(step.leaf), "forward", None) is not PackedLinear.forward
-    ):  # that of a convolution turns its input
+    ):  # the forward of a convolution transposes its input
         return False
     return len(step.leaf.group.ranges) == 1 and len(step.args) == 1
 

@@ -108,7 +108,7 @@ def plain(value: Any) -> Any:
     """Return `value` with ints in place of sizes, and objects in place of their stand-ins."""
     if isinstance(value, Size):
         return value.plain
-    if issubclass(type(value), StandIn):  # of which `isinstance` asks what it stands for
+    if issubclass(type(value), StandIn):  # whose `__class__`, read by `isinstance`, is that of the object
         return value.real
     if isinstance(value, slice):
         return slice(*map(plain, (value.start, value.stop, value.step)))
@@ -129,7 +129,7 @@ def _unary(name: str, function: Callable[..., Any]) -> None:
 def _arithmetic(name: str, function: Callable[..., Any], *, noted: bool) -> None:
     def forward(self: Size, other: Any) -> Any:
         if isinstance(other, Tensor):
-            return NotImplemented  # it takes sizes itself
+            return NotImplemented  # it handles sizes itself
         if noted and isinstance(other, int | Size):
             return self._notes.computed(function, (self, other), function(self.plain, plain(other)))
         return function(self.__index__(), other)

@@ -208,5 +208,5 @@ def values_of(cache: Any, index: int) -> Tensor | None:
     return values
 
 
-# They write to the layer's own part of a cache, and to nothing else.
+# Functions that write only to the layer's own part of a cache.
 WRITE_TO_CACHE = frozenset({update, update_indexer, update_conv_state, update_recurrent_state, mark_done})

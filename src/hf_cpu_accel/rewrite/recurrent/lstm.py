@@ -15,7 +15,7 @@ from hf_cpu_accel.lazy.lazy_tensor import ordinary
 from hf_cpu_accel.ops.linear import linear
 from hf_cpu_accel.ops.recurrent.lstm_layer import lstm_layer
 from hf_cpu_accel.packing.linear import QUANTIZED, PackedWeight, pack_linear
-from hf_cpu_accel.patching.fused_module import FusedModuleMixin, fused_layer, names_taken
+from hf_cpu_accel.patching.fused_module import FusedModuleMixin, conflicting_names, fused_layer
 from hf_cpu_accel.patching.hooks import is_plain
 from hf_cpu_accel.patching.restore import swap_module
 from hf_cpu_accel.plan import PlanItem
@@ -27,8 +27,8 @@ from hf_cpu_accel.runtime.tracing import is_tracing
 
 STRUCTURE = "lstm"
 _LEAST_FEATURES = 128  # of the hidden state
-# In floating point torch's own, which puts the weights in another order in each call, is as fast where there are more steps of all
-# sequences than that; or more sequences, where it has a projection, which oneDNN does not do.
+# In floating point, torch's kernel, which reorders the weights in each call, is as fast with more steps of all sequences
+# than that; or with more sequences and a projection, which oneDNN does not support.
 _MOST_ROWS, _MOST_PROJECTED = 512, 16
 
 
@@ -127,7 +127,7 @@ class FusedLSTM(FusedModuleMixin):
             return True
         return batch <= _MOST_PROJECTED if self.proj_size else rows <= _MOST_ROWS
 
-    # What the class that this is mixed into has.
+    # Attributes of the class that this is mixed into.
     input_size: int
     hidden_size: int
     proj_size: int
@@ -151,7 +151,7 @@ class LSTMRule:
         sizes = (module.input_size, module.hidden_size, module.proj_size)
         if module.hidden_size < _LEAST_FEATURES or max(sizes) * 2 > MAX_INTEGER_FEATURES:
             return None
-        if names_taken(FusedLSTM, module, ("_packed",)):
+        if conflicting_names(FusedLSTM, module, ("_packed",)):
             return None
         dtype = context.dtype_at(path)
         return Match(module, path, "int8" if dtype in QUANTIZED else dtype)

@@ -72,7 +72,7 @@ def _match_mixer(module: nn.Module, path: str, context: Context) -> RecurrentMix
     if isinstance(expected, Refusal):
         return expected
     allowed = RECURRENT_MIXER.of(_dtype_of(module))
-    enough = allowed if dt_bounds(module) == NO_BOUNDS else EXACT  # whether steps are bounded moves little
+    enough = allowed if dt_bounds(module) == NO_BOUNDS else EXACT  # bounds of time steps change little
     best, least = possible[0], float("inf")
     for mixer in possible:
         error = _error(module, mixer, expected)

@@ -29,9 +29,7 @@ from hf_cpu_accel.rewrite.core.rule import Match, Outcome
 from hf_cpu_accel.runtime import hardware
 
 STRUCTURE = "transposed conv2d"
-_MOST_WINDOWS = (
-    2  # squares that a kernel covers on each side: more are gathered more often than torch reads them
-)
+_MOST_WINDOWS = 2  # squares that a kernel covers on each side; gathering more is slower than torch's kernel
 
 
 class TransposedImages(PackedModule):
@@ -73,7 +71,7 @@ class TransposedImages(PackedModule):
             )
         if input.dtype not in WEIGHT_DTYPES:
             raise RuntimeError(f"input dtype {input.dtype} is not supported: use one of {WEIGHT_DTYPES}")
-        # Repeated in each call: whoever writes to it finds it written.
+        # Repeated in each call, so that writes to the bias take effect.
         bias = None if self.bias is None else self.bias.repeat(math.prod(self.stride))
         around = [size - 1 for size in self.windows]
         squares = conv2d(input, self.packed, bias, kernel_size=self.windows, padding=around).permute(
@@ -185,7 +183,7 @@ def _unsupported_reason(module: nn.ConvTranspose2d) -> str | None:
 def _dtype(module: nn.ConvTranspose2d, path: str, context: Context) -> str | None:
     """Return the dtype of the packed weight, or None where torch's kernel is as fast."""
     saved = source_of(module.weight)
-    if saved is not None:  # what is faster was decided when the model was packed
+    if saved is not None:  # the faster provider was chosen when the model was packed
         return saved.dtype_of(module.weight, TransposedImagesRule.name)
     dtype = context.dtype_at(path)
     if dtype in QUANTIZED:

@@ -88,7 +88,7 @@ class TransposedConvolution(PackedLinear):
         output: Tensor = self.group.fused_route(0, "none", residual=False)(rows)
         steps = output.unflatten(2, (step, self.out_channels)).flatten(1, 2)
         output = steps.narrow(1, margin, length).transpose(1, 2)
-        # Channels are first or last as in the input: who hands them first mostly adds what has them first.
+        # Channels are first or last as in the input, since it is mostly added to tensors in its own layout.
         return output if has_channels_last(input) else output.contiguous()
 
     def _as_eager(self, input: Tensor, output_size: Sequence[int]) -> Tensor:

@@ -16,7 +16,7 @@ Transposed = nn.ConvTranspose1d | nn.ConvTranspose2d
 
 def margins_of(module: Transposed) -> tuple[int, ...]:
     """Return how much shorter the output is on either side, for each dimension."""
-    assert not isinstance(module.padding, str)  # torch refuses words for transposed ones
+    assert not isinstance(module.padding, str)  # torch rejects strings for transposed ones
     return tuple(module.padding)
 
 

@@ -114,7 +114,7 @@ class Attention:
         for bias, how in zip(biases, self.biases, strict=True):
             part = bias.bool() if how.fill is not None else bias.to(query.dtype)
             part = _of_all_windows(part, query.shape[0]) if how.is_of_windows else part
-            if how.fill is not None:  # in the place of what was added before, too
+            if how.fill is not None:  # it also replaces earlier biases
                 total = torch.where(part, how.fill, query.new_zeros(()) if total is None else total)
                 continue
             part = part if how.factor == 1 else part * how.factor

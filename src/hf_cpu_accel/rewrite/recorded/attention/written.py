@@ -29,8 +29,8 @@ from hf_cpu_accel.rewrite.recorded.forms import (
 )
 from hf_cpu_accel.rewrite.recorded.program import Ref, Step
 
-# What is filled in where keys are hidden is added here. From _HIDDEN on that is the same beside keys that are not; where all are
-# hidden, nothing may be left of the scores beside _LOWEST.
+# Fills of hidden keys become biases here. From _HIDDEN on that is equal if other keys are visible; if all are
+# hidden, _LOWEST removes the scores completely.
 _HIDDEN, _LOWEST = -1e8, -1e30
 
 
