@@ -58,7 +58,7 @@ def accelerate_for_cpu(
         config: all settings. Other arguments override its fields if they differ from their defaults.
         dtype: see `CPUAccelConfig`.
         compile: see `CPUAccelConfig`.
-        examples: the inputs to measure `accuracy` on, a list or an iterable such as a `DataLoader`, of which 64 are used. Each is
+        examples: the inputs to measure `accuracy` on, a list or an iterable such as a `DataLoader`. The first 64 are used. Each is
             a dict of inputs, a tensor or a tuple of tensors. Pipelines, and models that were loaded with their tokenizer or
             processor, also accept texts, images or audio. None for built-in examples: texts if there is a tokenizer, or else
             random token ids, smooth images or tones. Passing examples chooses the dtypes again.

@@ -10,7 +10,7 @@ from pathlib import Path
 import proselint.checks
 from proselint.registry.checks import Check
 
-from tests.prose.style import FROM_PROSELINT, PHRASES, SENTENCES
+from tests.prose.style import FROM_PROSELINT, FROM_PROSELINT_FOR_PAGES, PHRASES, SENTENCES
 from tests.prose.text import prose
 
 ROOT = Path(__file__).parents[2]
@@ -22,7 +22,7 @@ def findings(path: Path) -> Iterator[tuple[int, str]]:
     """Yield the line and the message of each finding in a file."""
     text = prose(path)
     sentences = SENTENCES if path.suffix == ".md" else ()
-    for check in (*PHRASES, *sentences, *_proselint_checks()):
+    for check in (*PHRASES, *sentences, *_proselint_checks(path)):
         for result in check.check_with_flags(text):
             yield text.count("\n", 0, result.span[0]) + 1, f"{result.check_path}: {result.message}"
 
@@ -35,11 +35,10 @@ def tracked_files() -> list[Path]:
     return [ROOT / name for name in listed if not name.startswith(EXEMPT)]
 
 
-def _proselint_checks() -> list[Check]:
+def _proselint_checks(path: Path) -> list[Check]:
+    names = (*FROM_PROSELINT, *(FROM_PROSELINT_FOR_PAGES if path.suffix == ".md" else ()))
     return [
-        check
-        for check in proselint.checks.__register__
-        if any(check.matches_partial(name) for name in FROM_PROSELINT)
+        check for check in proselint.checks.__register__ if any(check.matches_partial(name) for name in names)
     ]
 
 

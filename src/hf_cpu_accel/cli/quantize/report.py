@@ -37,7 +37,7 @@ class Report:
         linears: estimated losses of the linears.
         mixes: mixes of dtypes, from the smallest to the one with the least loss.
         chosen: the proposed mix; None if none was requested or none fits.
-        asked: the requested limit in words; empty if none was requested.
+        asked: the requested limit as text; empty if none was requested.
     """
 
     title: str

@@ -1,7 +1,7 @@
 """Messages between the processes of a pool: pickles in which tensors are NumPy arrays.
 
-torch.multiprocessing would pass each tensor as a file in shared memory, of which containers have 64 MB, and which is slow for small
-tensors.
+torch.multiprocessing would pass each tensor as a file in shared memory. That is slow for small tensors, and containers limit shared
+memory to 64 MB.
 """
 
 from __future__ import annotations

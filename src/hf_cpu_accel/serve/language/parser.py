@@ -55,7 +55,7 @@ def answer_prefix(template: ResponseTemplate, prompt: str) -> str:
     """Return the start of the answer, which the chat template wrote at the end of the prompt.
 
     It follows the last anchor, which starts the turn of the assistant. A custom chat template may have no anchor. Then only a mark
-    at the very end, such as one that opens reasoning, belongs to the answer.
+    at the end, such as one that opens reasoning, belongs to the answer.
     """
     anchors = [match.end() for match in template.start_anchor_re.finditer(prompt)]
     if anchors:
