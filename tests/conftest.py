@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
+import shutil
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -17,6 +20,11 @@ os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 # The C++ that Inductor writes around kernels runs once per call, and optimizing it takes longer than compiling all else. Kernels
 # are optimized as always.
 os.environ.setdefault("AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL", "O0")
+# The hosts read this when they are imported, once for all programs of a process of tests (tests/programs.py): a folder of its own,
+# which the fixture `hub` fills, whichever test comes first.
+_HOME = tempfile.mkdtemp(prefix="hf_home_")
+os.environ["HF_HOME"] = _HOME
+atexit.register(shutil.rmtree, _HOME, ignore_errors=True)
 # Dynamo looks for garbage after each graph.
 os.environ.setdefault("TORCH_DYNAMO_RUN_GC_AFTER_COMPILE", "0")
 

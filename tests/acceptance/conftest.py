@@ -1,5 +1,8 @@
 """A writer, which is a small decoder with a tokenizer; and the hub of the models that README and docs name."""
 
+import os
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -24,7 +27,7 @@ def one_thread(_seed_and_threads):
 
 
 @pytest.fixture(scope="session")
-def hub(tmp_path_factory):
-    cache = tmp_path_factory.mktemp("home") / "hub"
+def hub():
+    cache = Path(os.environ["HF_HOME"]) / "hub"
     make_hub(cache)
     return cache

@@ -98,7 +98,6 @@ def test_python_runs_as_written(
     start = (
         f"import runpy\n{GIVEN.get(title(document), '')}\nrunpy.run_path({str(script)!r}, dict(globals()))\n"
     )
-    monkeypatch.setenv("HF_HOME", str(hub.parent))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("HF_CPU_ACCEL_HOME", str(tmp_path / "home"))
     done = run_program(start, folder=tmp_path, environment=os.environ)
