@@ -42,7 +42,7 @@ ENCODERS = {
     "resnet-50:1": "ResNet-50, one image",
     "whisper-base-encoder:1": "Whisper-base encoder, 30 s of audio",
 }
-WRITER = ("Llama-3.2-1B", "Llama-3.2-1B, decode")
+WRITER = "Llama-3.2-1B"
 GRAPH = ("arxiv", "GCN, 2.3 million edges")
 
 
@@ -71,16 +71,20 @@ def encoder_row(session: Session, workload: str, label: str) -> Row:
     return Row(label, f"{milliseconds(timings[0].seconds.value)} ms", timings)
 
 
-def writer_row(session: Session, model: str, label: str, settings: GenerationSettings) -> Row:
-    """Measure the decoding of a language model with random weights."""
+def writer_rows(session: Session, model: str, settings: GenerationSettings) -> list[Row]:
+    """Measure the prefill and the decode of a language model with random weights."""
     title = f"{model}, {settings.prompt} + {settings.new} tokens"
     records = {record.system: record for record in session.measure(model, WRITER_SYSTEMS, title)}
-    timings = [
-        Timing(tuple((run.text.step,) for run in records[system].runs)) if records[system].runs else None
-        for system in WRITER_SYSTEMS
-    ]
-    assert timings[0] is not None
-    return Row(label, f"{1 / timings[0].seconds.value:.1f} tokens/s", timings)
+    rows = []
+    for phase, part, tokens in (
+        (f"prefill of {settings.prompt} tokens", "first", settings.prompt),
+        ("decode", "step", 1),
+    ):
+        timings = [
+            getattr(records[system], part) if records[system].runs else None for system in WRITER_SYSTEMS
+        ]
+        rows.append(Row(f"{model}, {phase}", f"{tokens / timings[0].seconds.value:.3g} tokens/s", timings))
+    return rows
 
 
 def graph_row(name: str, label: str, rounds: int) -> Row:
@@ -125,7 +129,7 @@ def main(
         show=generation_report,
     )
     rows = [encoder_row(encoders, workload, label) for workload, label in ENCODERS.items()]
-    rows.append(writer_row(writers, *WRITER, writing))
+    rows += writer_rows(writers, WRITER, writing)
     rows.append(graph_row(*GRAPH, rounds))
     headline = Session("benchmarks.headline", settings, out, record, GROUP)
     headline.keep(TITLE, COLUMNS, [row.cells for row in rows])

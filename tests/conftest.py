@@ -22,9 +22,7 @@ os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 os.environ.setdefault("AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL", "O0")
 # The hosts read this when they are imported, once for all programs of a process of tests (tests/programs.py): a folder of its own,
 # which the fixture `hub` fills, whichever test comes first.
-_HOME = tempfile.mkdtemp(prefix="hf_home_")
-os.environ["HF_HOME"] = _HOME
-atexit.register(shutil.rmtree, _HOME, ignore_errors=True)
+os.environ["HF_HOME"] = tempfile.mkdtemp(prefix="hf_home_")
 # Dynamo looks for garbage after each graph.
 os.environ.setdefault("TORCH_DYNAMO_RUN_GC_AFTER_COMPILE", "0")
 
@@ -35,6 +33,7 @@ from hypothesis.internal.conjecture import providers
 
 from hf_cpu_accel.frontends import import_hook
 
+atexit.register(shutil.rmtree, os.environ["HF_HOME"], ignore_errors=True)
 # What is imported stays: looking for garbage among the millions of objects of torch, transformers and diffusers took a third of the
 # time that collecting the tests takes. See `pytest_collection_finish`.
 gc.disable()

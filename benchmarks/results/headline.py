@@ -18,6 +18,16 @@ COLUMNS = (
     "rival, quantized",
     "hf_cpu_accel, quantized",
 )
+# Of the README, whose caption names the rivals of the rows with other ones.
+HEADINGS = (
+    "",
+    "PyTorch (eager)",
+    "`torch.compile`",
+    "OpenVINO *",
+    "hf_cpu_accel",
+    "OpenVINO int8 *",
+    "hf_cpu_accel int8 *",
+)
 
 
 @dataclass(frozen=True)
@@ -70,7 +80,7 @@ def markdown(machines: Sequence[Machine]) -> str:
         best = max(row.speedups.values())
         cells = [_cell(row.speedups.get(column), best) for column in COLUMNS[2:]]
         lines.append((row.label, row.eager, *cells))
-    return markdown_table(["", "PyTorch (eager)", "`torch.compile`", *COLUMNS[3:]], lines)
+    return markdown_table(HEADINGS, lines)
 
 
 def _cell(speedup: float | None, best: float) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import textwrap
 from collections.abc import Sequence
 from itertools import groupby
@@ -23,9 +22,9 @@ Compare ratios within one table only: clocks, memory and neighbors of a cloud ma
 `make bench` and `make bench-peers` add the tables of your machine. Run nothing else meanwhile. Weights are random, so the accuracy
 columns show rounding, not the accuracy of a task. For trained weights run `hf-cpu-accel demo`."""
 _CAPTION = """\
-{name}, {setup}; {versions}. Speedups are medians of per-round ratios over PyTorch (eager) in float32. The rival is OpenVINO in
-float32 and int8. For Llama it is llama.cpp in bfloat16 and Q4_0, beside ours in bfloat16 and int4, over eager bfloat16. For GCN it
-is PyTorch Geometric on a sparse matrix. Weights are random, shapes are real."""
+Speedups over PyTorch (eager) in float32, medians of per-round ratios, on {name}, {setup}. * Llama: llama.cpp in bfloat16 and Q4_0
+beside hf_cpu_accel in bfloat16 and int4, over eager bfloat16. GCN: PyTorch Geometric on a sparse matrix. Weights are random, shapes
+are real. {versions}."""
 
 
 def pages(folder: Path = FOLDER) -> dict[Path, str]:
@@ -59,8 +58,7 @@ def numbers(known: Sequence[Machine]) -> str:
     """Return what the README shows: the table, and what was measured where."""
     machine, table = headline.latest(known)
     cores = table.setup.split(", ", 1)[1]
-    packages = re.sub(r"^Python [\d.]+, ", "", table.versions)
-    caption = _CAPTION.format(name=machine.name, setup=cores, versions=packages)
+    caption = _CAPTION.format(name=machine.name, setup=cores, versions=table.versions)
     return f"{headline.markdown(known)}\n\n{textwrap.fill(caption, 125, break_on_hyphens=False)}"
 
 
