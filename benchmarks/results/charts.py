@@ -37,21 +37,22 @@ def write(folder: Path = FIGURES) -> list[Path]:
 
 def speedups(figure: Any, known: Sequence[Machine], colors: Sequence[str]) -> None:
     """Draw three bars for each row of the headline table: `torch.compile`, the faster rival, and the faster of ours."""
-    bars = [(row.label, _bars(row)) for row in headline.rows(known)]
+    bars = [(row, _bars(row)) for row in headline.rows(known)]
     most = max(max(pairs.values()) for _, pairs in bars)
     figure.set_size_inches(5.4, 0.35 + 0.62 * len(bars))
     axes = figure.add_axes((0.02, 0.06, 0.96, 0.93))
     place = 0.0
-    for label, pairs in bars:
-        axes.text(0, place, label, va="center", weight="bold")
+    for row, pairs in bars:
+        axes.text(0, place, row.label, va="center", weight="bold")
         for name, ratio in pairs.items():
             place += 1
             axes.barh(place, ratio, height=0.9, color=colors[list(_SERIES).index(name)])
-            axes.text(ratio + 0.012 * most, place, f"{ratio:.1f}x {name}", va="center")
+            shown = row.rival if name == "rival" else name
+            axes.text(ratio + 0.012 * most, place, f"{ratio:.1f}x {shown}", va="center")
         place += 1.4
     axes.axvline(1, linewidth=1, linestyle=":", color=figure.text_color, alpha=0.5, zorder=0)
     axes.text(1.1, place - 0.3, "PyTorch (eager) = 1", va="center", style="italic")
-    axes.set_xlim(0, most * 1.3)
+    axes.set_xlim(0, most * 1.45)
     axes.set_ylim(place + 0.3, -0.8)
     axes.axis("off")
 

@@ -28,6 +28,8 @@ HEADINGS = (
     "OpenVINO int8 *",
     "hf_cpu_accel int8 *",
 )
+# By the first word of the row; OpenVINO for all others.
+_RIVALS = {"Llama-3.2-1B": "llama.cpp", "GCN": "PyG, sparse"}
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,11 @@ class Row:
     label: str
     eager: str
     speedups: dict[str, float]
+
+    @property
+    def rival(self) -> str:
+        """The library in the columns of rivals."""
+        return _RIVALS.get(self.label.split(",")[0], "OpenVINO")
 
 
 def latest(machines: Sequence[Machine]) -> tuple[Machine, Table]:
