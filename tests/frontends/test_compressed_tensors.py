@@ -151,7 +151,7 @@ def test_ignored_cache_quantization_is_reported(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="the config requests") as caught:
         AutoModelForCausalLM.from_pretrained(tmp_path, cpu_optimize="float32")
     messages = [str(warning.message) for warning in caught if "the config requests" in str(warning.message)]
-    assert ["activations in 8 bits" in line or "a quantized cache" in line for line in messages] == [
+    assert ["activations in 8 bits" in line or "a quantized KV cache" in line for line in messages] == [
         True,
         True,
     ]

@@ -138,8 +138,8 @@ def test_fp8_is_rounded_to_dtype_and_the_error_is_reported(tmp_path: Path, dtype
     expected = logits(write_form(tmp_path, "fp8"))
     model = AutoModelForCausalLM.from_pretrained(tmp_path, cpu_optimize=dtype)
     item = next(item for item in explain(model).items if item.name.endswith("0.mlp.down_proj"))
-    assert item.structure.startswith(f"linear (fp8, e4m3 in blocks of 32x32; in {item.dtype} ")
-    said = float(item.structure.split()[-2])
+    assert item.structure.startswith(f"linear (fp8, e4m3 in blocks of 32x32; rounding to {item.dtype}: ")
+    said = float(item.structure.split()[-1].rstrip(")"))
     assert said <= {"bfloat16": 3e-3, "int8": 2e-2, "int4": 0.12}[dtype]
     linear, stored = model.model.layers[0].mlp.down_proj, load_file(tmp_path / "model.safetensors")
     name = "model.layers.0.mlp.down_proj.weight"

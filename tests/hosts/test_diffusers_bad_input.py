@@ -134,7 +134,7 @@ def test_what_only_our_linears_see_is_refused_in_their_words():
     with pytest.raises(ValueError, match="the last dimension must be 32"):
         call(prompt=None, prompt_embeds=torch.zeros(1, 8, 31), guidance_scale=1.0)
     _, call = accelerated(stable_diffusion_3)
-    with pytest.raises(RuntimeError, match=r"takes \[batch, 4, ...\]"):
+    with pytest.raises(RuntimeError, match=r"expected \[batch, 4, ...\]"):
         call(latents=torch.zeros(1, 3, 8, 8))
     _, call = accelerated(flux)
     with pytest.raises(ValueError, match="in_features"):

@@ -140,7 +140,7 @@ def test_opcheck() -> None:
         ({0: torch.zeros(1, 30, 2)}, r"value of shape \(1, 30, 2\)"),
         ({4: torch.zeros(1, 5, 2, 4)}, r"weights of shape \(1, 5, 2, 4\)"),
         ({3: torch.zeros(1, 5, 2, 5, 3)}, r"must be \(1, 5, 2, 5\) and \(1, 5, 2, 5, 2\)"),
-        ({1: [(4, 6), (2, 4)]}, "of 30 pixels in all"),
+        ({1: [(4, 6), (2, 4)]}, "with 30 pixels in total"),
         ({1: [(5, 6)]}, "must be 2 pairs"),
     ],
 )

@@ -130,7 +130,7 @@ def test_what_is_dropped_is_released(implementation: str) -> None:
 
 
 def test_dtypes_that_differ_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"of one dtype and not \['torch.bfloat16', 'torch.float32'\]"):
+    with pytest.raises(ValueError, match=r"must have one dtype, got \['torch.bfloat16', 'torch.float32'\]"):
         KeptValues([torch.zeros(1), torch.zeros(1, dtype=torch.bfloat16)])
 
 

@@ -157,7 +157,7 @@ def test_a_depthwise_weight_is_that_of_groups() -> None:
     with torch.no_grad():
         torch.testing.assert_close(convolutions(image, bind([step], narrow=False)), convolution(image))
     for other in (torch.randn(32, 3, 3, 3), torch.randn(32, 1, 3)):
-        with pytest.raises(ValueError, match="in groups"):
+        with pytest.raises(ValueError, match="channels of a group"):
             pack_grouped(other)
 
 

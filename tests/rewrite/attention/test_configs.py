@@ -75,7 +75,7 @@ def test_eager_attention_is_left_with_its_weights():
     model = accelerate_for_cpu(FAMILIES["bert"].build(config), dtype="float32")
     assert model.config is config
     reasons = {item.reason for item in explain(model).left if item.structure == "attention"}
-    assert reasons == {"its attention implementation is 'eager', only 'sdpa' is replaced"}
+    assert reasons == {"attn_implementation='eager' is not supported, only 'sdpa'"}
     with torch.no_grad():
         output = model(**batches()["right"], output_attentions=True)
     assert [weights.shape for weights in output.attentions] == [(3, 4, 11, 11)] * 2

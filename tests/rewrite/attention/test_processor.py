@@ -160,4 +160,4 @@ def test_what_computes_attention_itself_is_left_and_says_so() -> None:
     accelerate_for_cpu(block, dtype="float32")
     (item,) = [item for item in explain(block).items if item.structure == "attention"]
     assert item.reason is not None
-    assert "AttnProcessor does not ask torch" in item.reason
+    assert "AttnProcessor does not call scaled_dot_product_attention" in item.reason

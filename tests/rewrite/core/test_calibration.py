@@ -102,7 +102,7 @@ def test_what_cannot_be_is_said(calibration: Any, error: type[Exception], says: 
 
 
 def test_other_dtypes_are_not_calibrated() -> None:
-    with pytest.raises(ValueError, match="dtype='int8': ask for 'int4'"):
+    with pytest.raises(ValueError, match="dtype='int8': use dtype='int4'"):
         accelerate_for_cpu(model("llama"), dtype="int8", calibration=calls())
 
 

@@ -114,7 +114,7 @@ def test_a_cast_leaves_the_packed_weight_and_reaches_the_rest(model, ids, dtype)
 
 def test_a_move_to_another_device_is_refused(model):
     accelerate_for_cpu(model, dtype="float32")
-    with pytest.raises(RuntimeError, match="cannot move a model accelerated for the CPU to 'meta'"):
+    with pytest.raises(RuntimeError, match="an accelerated model cannot be moved to 'meta'"):
         model.first.to("meta")
     assert model.first.bias.device.type == "cpu"
 

@@ -106,7 +106,10 @@ def whole_table(name: str) -> int:
 @pytest.mark.parametrize("name", MODELS)
 def test_the_plan_says_what_is_divided_and_not_fused(name: str, found: dict[str, tuple[Found, ...]]) -> None:
     for each in found[name][1:]:
-        assert any("of 2 processes; joined through shared memory" in note for note in each["int8"]["notes"])
+        assert any(
+            "split over 2 processes and joined through shared memory" in note
+            for note in each["int8"]["notes"]
+        )
         assert [
             "decoder layer",
             "sums over processes run between its parts: its parts run separately",
@@ -124,5 +127,5 @@ def test_restore_brings_the_parts_back(name: str, found: dict[str, tuple[Found, 
 @pytest.mark.parametrize("name", MODELS)
 def test_what_needs_whole_weights_is_refused(name: str, found: dict[str, tuple[Found, ...]]) -> None:
     for each in found[name][1:]:
-        assert "each process has a part of it: call hf_cpu_accel.restore" in each["saving"]
+        assert "is divided among processes and cannot be saved: call hf_cpu_accel.restore" in each["saving"]
         assert "cannot be divided among processes" in each["packed"]

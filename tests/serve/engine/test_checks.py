@@ -31,7 +31,7 @@ def stand_where_the_longest_stands(module, args, inputs):
         # Before transformers 5.24 its forward took what it keeps under another name than that of caches.
         (
             mamba,
-            "MambaForCausalLM is not supported: (layers with more state than|it remembers something else than) keys and values",
+            "MambaForCausalLM is not supported: its cache has layers with more state than keys and values",
         ),
         (lambda: nn.Linear(3, 3), "Linear is not supported: it does not generate"),
         (lambda: build("llama").model, "LlamaModel is not supported: it does not generate"),
