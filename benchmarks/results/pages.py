@@ -22,9 +22,9 @@ Compare ratios within one table only: clocks, memory and neighbors of a cloud ma
 `make bench` and `make bench-peers` add the tables of your machine. Run nothing else meanwhile. Weights are random, so the accuracy
 columns show rounding, not the accuracy of a task. For trained weights run `hf-cpu-accel demo`."""
 _CAPTION = """\
-Speedups over PyTorch (eager) in float32, medians of per-round ratios, on {name}, {setup}. * Llama: llama.cpp in bfloat16 and Q4_0
-beside hf_cpu_accel in bfloat16 and int4, over eager bfloat16. GCN: PyTorch Geometric on a sparse matrix. Weights are random, shapes
-are real. {versions}."""
+Measured on {name}, {setup}. Speedups over PyTorch (eager) in float32, medians of per-round ratios. * Llama: llama.cpp in
+bfloat16 and Q4_0 beside hf_cpu_accel in bfloat16 and int4, over eager bfloat16. GCN: PyTorch Geometric on a sparse matrix.
+Weights are random, shapes are real. {versions}."""
 
 
 def pages(folder: Path = FOLDER) -> dict[Path, str]:
