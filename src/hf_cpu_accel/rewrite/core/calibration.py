@@ -80,7 +80,7 @@ def calibration_examples(
         items.extend(rest)
     elif len(items) > _MOST_BATCHES:
         raise ValueError(
-            f"calibration has more than {_MOST_BATCHES} batches, all of which are held in memory: pass fewer, larger batches"
+            f"calibration has more than {_MOST_BATCHES} batches, and all stay in memory: pass fewer, larger batches"
         )
     if all(isinstance(item, str) for item in items):
         return _of_texts(items, model, tokenizer, window, batches)
