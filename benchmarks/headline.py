@@ -7,7 +7,7 @@ python -m benchmarks.headline --record benchmarks/results
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -16,12 +16,12 @@ import typer
 from benchmarks import harness
 from benchmarks.generation import harness as generation_harness
 from benchmarks.generation import report as generation_report
-from benchmarks.gnn.cases import COMPILED, model_cases
+from benchmarks.gnn.cases import COMPILED, model_cases, timings_of
 from benchmarks.gnn.graphs import SIZES, rmat
 from benchmarks.results.headline import COLUMNS, GROUP, TITLE
 from benchmarks.session import GenerationSettings, Keep, Out, Session, Settings, Threads
 from hf_cpu_accel.cli.tables import milliseconds
-from hf_cpu_accel.measure import Timing, interleaved, speedup
+from hf_cpu_accel.measure import Timing, speedup
 
 # In the order of COLUMNS: eager, torch.compile, a rival, ours, a rival with quantized weights, ours with quantized weights.
 ENCODER_SYSTEMS = (
@@ -93,19 +93,12 @@ def graph_row(name: str, label: str, rounds: int) -> Row:
     cases = model_cases(rmat(nodes, edges), nodes, train=False, names=["GCN"], compiled=True)
     (systems,) = cases.values()
     systems = {system: systems[system] for system in GRAPH_SYSTEMS if system is not None}
-    timings = graph_timings(systems, rounds)
+    timings = timings_of(systems, rounds)
     return Row(
         label,
         f"{milliseconds(timings[GRAPH_SYSTEMS[0] or ''].seconds.value)} ms",
         [None if system is None else timings[system] for system in GRAPH_SYSTEMS],
     )
-
-
-def graph_timings(systems: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, Timing]:
-    """Time the systems in turns, after one call of each."""
-    for run in systems.values():
-        run()
-    return interleaved(systems, rounds=rounds, calls=1)
 
 
 def main(

@@ -13,9 +13,9 @@ from typing import Annotated
 import torch
 import typer
 
-from benchmarks.gnn.cases import Systems, aggregation_cases, gradient_cases, model_cases
+from benchmarks.gnn.cases import Systems, aggregation_cases, gradient_cases, model_cases, timings_of
 from benchmarks.gnn.graphs import SIZES, rmat
-from hf_cpu_accel.measure import PeakMemory, interleaved
+from hf_cpu_accel.measure import PeakMemory
 from hf_cpu_accel.runtime.memory import release_buffers
 
 _KINDS = ("aggregation", "gradient", "inference", "training", "memory")
@@ -78,10 +78,7 @@ def report(case: str, measured: dict[str, float], unit: str) -> None:
 
 def times(systems: Systems, rounds: int) -> dict[str, float]:
     """Return milliseconds, medians of turns."""
-    for run in systems.values():
-        run()
-    timings = interleaved(systems, rounds=rounds, calls=1, seconds=0.0)
-    return {system: 1e3 * timing.seconds.value for system, timing in timings.items()}
+    return {system: 1e3 * timing.seconds.value for system, timing in timings_of(systems, rounds).items()}
 
 
 def peak(run: Callable[[], object]) -> float:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from hf_cpu_accel import accelerate_for_cpu
 from hf_cpu_accel.graph.cache import adjacencies
+from hf_cpu_accel.measure import Timing, interleaved
 from hf_cpu_accel.ops.sparse import coo_to_csr, csr_transpose, spmm_reduce
 
 Systems = dict[str, Callable[[], object]]
@@ -191,3 +192,10 @@ def _training_step(model: nn.Module, labels: Tensor, *inputs: Tensor) -> None:
         for parameter in model.parameters():
             if parameter.grad is not None:
                 parameter.sub_(parameter.grad, alpha=1e-3)
+
+
+def timings_of(systems: Systems, rounds: int) -> dict[str, Timing]:
+    """Time the systems in turns, after one call of each."""
+    for run in systems.values():
+        run()
+    return interleaved(systems, rounds=rounds, calls=1)

@@ -38,7 +38,7 @@ class Answer:
 
 
 class _Closed(Exception):
-    """Nobody reads the answer any longer."""
+    """Raised when the reader of the answer has left."""
 
 
 class _Tokens(BaseStreamer):
