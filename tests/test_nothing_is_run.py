@@ -59,7 +59,7 @@ ALLOWED = {
     ("src/hf_cpu_accel/serve/instances/messages.py", "", "import pickle"): (
         "objects of the caller between the processes of a pool, over unnamed sockets that only these processes have"
     ),
-    ("src/hf_cpu_accel/rewrite/recorded/program.py", "function", "exec"): (
+    ("src/hf_cpu_accel/rewrite/capture/program.py", "function", "exec"): (
         "a generated function that calls the recorded steps in order. Its text contains numbered names, numbers, and names of "
         "arguments, which must be identifiers. None of it comes from a file"
     ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from hf_cpu_accel.rewrite.recorded.program import Program, Ref, Step
+from hf_cpu_accel.rewrite.capture.program import Program, Ref, Step
 from tests.test_nothing_is_run import _ARGUMENTS, _BUILTINS, _CALLS, _MODULES, ALLOWED, ROOT, SCANNED
 
 PAGE = ROOT / "SECURITY.md"

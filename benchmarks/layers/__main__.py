@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from hf_cpu_accel import accelerate_for_cpu
-from hf_cpu_accel.rewrite.recorded.layer import FusedRecordedLayer
+from hf_cpu_accel.rewrite.capture.program_layer import ProgramLayer
 
 Model = tuple[nn.Module, dict[str, Any]]
 
@@ -73,7 +73,7 @@ def measured(model: nn.Module, batch: dict[str, Any], dtype: str, rounds: int) -
     """Return the CPU seconds of a call: eager, in parts, recorded."""
     forms = [model.eval(), *(accelerate_for_cpu(copy.deepcopy(model), dtype=dtype) for _ in range(2))]
     for layer in forms[1].modules():
-        if isinstance(layer, FusedRecordedLayer):
+        if isinstance(layer, ProgramLayer):
             vars(layer)["_call"] = lambda args, kwargs: None  # no form is recorded
     fastest = [float("inf")] * len(forms)
     for turn in range(4 + rounds):

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from hf_cpu_accel import accelerate_for_cpu, explain, restore
+from hf_cpu_accel.rewrite.capture.program_layer import ProgramLayer
 from hf_cpu_accel.rewrite.core.first_call import LEFT
 from hf_cpu_accel.rewrite.core.refusal import RECORDED
-from hf_cpu_accel.rewrite.recorded.layer import FusedRecordedLayer
 from tests.architectures.compare import compare_all
 from tests.architectures.find import calls_of, find_model, run
 from tests.architectures.find import told as said
@@ -129,7 +129,7 @@ def _not_called(model: nn.Module, linears: dict[str, list[str]]) -> dict[str, st
     waiting = (
         path
         for path, part in parts.items()
-        if isinstance(part, FusedRecordedLayer) and not (part._programs or LEFT in vars(part))
+        if isinstance(part, ProgramLayer) and not (part._programs or LEFT in vars(part))
     )
     return dict.fromkeys(waiting, "it is recorded on its first call, but no call here reached it")
 

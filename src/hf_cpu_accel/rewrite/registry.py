@@ -69,11 +69,11 @@ from hf_cpu_accel.rewrite.linear.tensor_parallel import divide_linears
 from hf_cpu_accel.rewrite.linear.transposed import TransposedLinearRule
 from hf_cpu_accel.rewrite.norm.group_norm import GroupNormRule
 from hf_cpu_accel.rewrite.norm.match import NormRule
+from hf_cpu_accel.rewrite.program_layers import record_layers
 from hf_cpu_accel.rewrite.progress import with_progress
 from hf_cpu_accel.rewrite.quantized.engines import StaticProductRule
 from hf_cpu_accel.rewrite.quantized.graph import lower_quantized_graphs
 from hf_cpu_accel.rewrite.quantized.images import join_quantized_images
-from hf_cpu_accel.rewrite.recorded.match import record_layers
 from hf_cpu_accel.rewrite.recurrent.lstm import LSTMRule
 from hf_cpu_accel.rewrite.recurrent.match import fuse_recurrent_layers, fuse_recurrent_mixers
 from hf_cpu_accel.rewrite.weight_edits import watch_edits

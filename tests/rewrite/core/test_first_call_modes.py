@@ -15,11 +15,11 @@ from torch import Tensor, nn
 
 from hf_cpu_accel import accelerate_for_cpu
 from hf_cpu_accel.rewrite.core.verify import row_error
+from tests.rewrite.capture import decoders as recorded
 from tests.rewrite.core.first_call_cases import IDS, PIXELS
 from tests.rewrite.decoder.decoder_families import DECODERS
 from tests.rewrite.decoder.encoder_decoder_families import FAMILIES
 from tests.rewrite.encoder_families import bert, vit
-from tests.rewrite.recorded import decoders as recorded
 from tests.rewrite.recurrent import hybrids
 
 Inputs = dict[str, Any]

@@ -18,9 +18,9 @@ from hf_cpu_accel.generate.cache import CPUCache, CPUCrossCache
 from hf_cpu_accel.rewrite.core.cache_state import put_back, snapshot
 from hf_cpu_accel.rewrite.core.first_call import FirstCall
 from hf_cpu_accel.rewrite.core.verify import row_error
+from tests.rewrite.capture import decoders as recorded
 from tests.rewrite.decoder.decoder_families import DECODERS
 from tests.rewrite.decoder.encoder_decoder_families import FAMILIES
-from tests.rewrite.recorded import decoders as recorded
 from tests.rewrite.recurrent import hybrids
 
 IDS = torch.randint(3, 90, (2, 9), generator=torch.Generator().manual_seed(0))

@@ -1,4 +1,4 @@
-"""Functions of this package that host code calls and that a recorder records as one step each (`rewrite/recorded/recorder.py`)."""
+"""Functions of this package that host code calls and that a recorder records as one step each (`rewrite/capture/recorder.py`)."""
 
 from __future__ import annotations
 

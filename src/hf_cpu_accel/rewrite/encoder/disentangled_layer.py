@@ -15,7 +15,6 @@ from torch import Tensor
 from hf_cpu_accel.lazy.remember import remember
 from hf_cpu_accel.ops.encoder_layer import EncoderInputs
 from hf_cpu_accel.rewrite.encoder.layer import FusedEncoderLayer
-from hf_cpu_accel.rewrite.encoder.parts import MASK
 from hf_cpu_accel.rewrite.encoder.positions import (
     POSITIONS,
     RELATIVE,
@@ -24,6 +23,7 @@ from hf_cpu_accel.rewrite.encoder.positions import (
     index_of,
     values_of,
 )
+from hf_cpu_accel.rewrite.passes.parts import MASK
 
 
 class _Tables(NamedTuple):

@@ -15,21 +15,24 @@ from hf_cpu_accel.lazy.distance_bias import TOKENS, table_of
 from hf_cpu_accel.rewrite.core.refusal import Refusal, Refused, required
 from hf_cpu_accel.rewrite.core.shadow_copy import Shadow
 from hf_cpu_accel.rewrite.core.verify import are_probabilities, probe, row_error
-from hf_cpu_accel.rewrite.encoder.arguments import (
-    hidden_states_of,
-    may_decode,
-    padded,
-    passed_names,
-    rotary_tables,
-)
-from hf_cpu_accel.rewrite.encoder.call_form import ROTARY, SEQUENCES, CallForm
 from hf_cpu_accel.rewrite.encoder.candidates import (
     candidates,
     layer_scale_of,
     set_layer_scale_about_one,
     unexplained,
 )
-from hf_cpu_accel.rewrite.encoder.parts import (
+from hf_cpu_accel.rewrite.encoder.trace import LayerTrace
+from hf_cpu_accel.rewrite.linear.layer import PackedLinear
+from hf_cpu_accel.rewrite.passes.arguments import (
+    hidden_states_of,
+    may_decode,
+    padded,
+    passed_names,
+    rotary_tables,
+)
+from hf_cpu_accel.rewrite.passes.attention import AttentionCall
+from hf_cpu_accel.rewrite.passes.call_form import ROTARY, SEQUENCES, CallForm
+from hf_cpu_accel.rewrite.passes.parts import (
     BIAS,
     CAUSAL,
     MASK,
@@ -37,8 +40,6 @@ from hf_cpu_accel.rewrite.encoder.parts import (
     EncoderSignature,
     lengthen_tables,
 )
-from hf_cpu_accel.rewrite.encoder.trace import AttentionCall, LayerTrace
-from hf_cpu_accel.rewrite.linear.layer import PackedLinear
 from hf_cpu_accel.tolerance import ENCODER_LAYER, TRACED, Closeness
 
 _HEAD_SIZES = ("head_dim", "attention_head_size")  # attributes of attention modules
