@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from hf_cpu_accel.rewrite.capture.program_layer import ProgramLayer
 from hf_cpu_accel.rewrite.core.first_call import LEFT
 from hf_cpu_accel.rewrite.core.refusal import RECORDED
 from tests.architectures.compare import compare_all
-from tests.architectures.find import calls_of, find_model, run
+from tests.architectures.find import Outputs, calls_of, find_model, run
 from tests.architectures.find import told as said
 from tests.architectures.generating import generation_problems
 from tests.architectures.layers import attends, linears_of_layers, told_of_layers
@@ -25,7 +26,7 @@ DTYPES = ("float32", "bfloat16", "int8", "int4")
 _VAGUE = "no rule knows this structure"
 
 
-def check(model_type: str, dtypes: tuple[str, ...] = DTYPES, *, generates: bool = True) -> dict[str, Any]:
+def check(model_type: str, dtypes: Sequence[str] = DTYPES, *, generates: bool = True) -> dict[str, Any]:
     """What became of `model_type`: {"type", "status": "right", "wrong", "not explained" or "not run", ...}."""
     started = time.process_time()
     result: dict[str, Any] = {"type": model_type, "status": "right", "problems": []}
@@ -98,10 +99,7 @@ def _check_dtype(
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             accelerate_for_cpu(model, dtype=dtype)
-            ours = {name: run(model, batch) for name, (batch, _, _) in calls.items()}
-            by_towers = {
-                path: run(model.get_submodule(path), batch) for path, (batch, _, _) in towers.items()
-            }
+            ours, by_towers = run_all(model, calls, towers)
             plan = explain(model)
         told = {"replaced": len(plan.replaced), "left": len(plan.left)}
         told["layers"] = told_of_layers(linears, plan) | _not_called(model, linears)
@@ -121,6 +119,15 @@ def _check_dtype(
         compare_all(inside, dtype, {path: call}, {path: by_towers[path]}, problems, told)
     _check_restored(model, dtype, state, modules, calls, problems)
     return told
+
+
+def run_all(
+    model: nn.Module, calls: dict[str, Any], towers: dict[str, Any]
+) -> tuple[dict[str, Outputs], dict[str, Outputs]]:
+    """Return the outputs of the calls of a model, and of the models inside that have calls of their own."""
+    outputs = {name: run(model, batch) for name, (batch, _, _) in calls.items()}
+    inside = {path: run(model.get_submodule(path), batch) for path, (batch, _, _) in towers.items()}
+    return outputs, inside
 
 
 def _not_called(model: nn.Module, linears: dict[str, list[str]]) -> dict[str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -15,19 +15,33 @@ from tests.architectures.inputs import Maker, padded
 from tests.architectures.models import build, classes_of
 from tests.architectures.small import small_configs
 
-_SEARCH = float(os.environ.get("ARCHITECTURES_SECONDS", "5"))  # of CPU time for finding a config and a call
+SEARCH = float(os.environ.get("ARCHITECTURES_SECONDS", "5"))  # of CPU time for finding a config and a call
+Found = tuple[PreTrainedModel, dict[str, Any], str]
 Outputs = dict[str, Tensor]
 
 
-def find_model(model_type: str) -> tuple[PreTrainedModel, dict[str, Any], str] | list[str]:
-    """The first small model that can be built and called, its batch, and how it was made; or why there is none, by try."""
+def find_model(model_type: str) -> Found | list[str]:
+    """Return the first small model of a type that can be built and called. See `search`."""
+    return search(small_configs(model_type), lambda config: classes_of(model_type, config)[:2])
+
+
+def search(
+    configs: Iterator[tuple[str, PretrainedConfig]],
+    classes: Callable[[PretrainedConfig], list[type[PreTrainedModel]]],
+) -> Found | list[str]:
+    """Return the first model that can be built and called, its batch and the name of its config; or the errors, one per attempt.
+
+    Args:
+        configs: (name, config) in the order of the attempts.
+        classes: returns the classes to build from a config.
+    """
     reasons: list[str] = []
-    until = time.process_time() + _SEARCH
-    for recipe, config in _configs(model_type, reasons):
-        classes = classes_of(model_type, config)
-        if not classes:
+    until = time.process_time() + SEARCH
+    for recipe, config in _valid(configs, reasons):
+        found = classes(config)
+        if not found:
             return ["no model class is built from this config"]
-        for cls in classes[:2]:
+        for cls in found:
             try:
                 model = build(cls, config)
             except Exception as error:
@@ -37,7 +51,7 @@ def find_model(model_type: str) -> tuple[PreTrainedModel, dict[str, Any], str] |
                 continue
             for batch in Maker(model).batches():
                 if time.process_time() > until:
-                    return [*reasons, f"nothing was found in {_SEARCH:g} seconds of CPU time"]
+                    return [*reasons, f"nothing was found in {SEARCH:g} seconds of CPU time"]
                 try:
                     outputs = run(model, batch)
                 except Exception as error:
@@ -51,9 +65,11 @@ def find_model(model_type: str) -> tuple[PreTrainedModel, dict[str, Any], str] |
     return reasons
 
 
-def _configs(model_type: str, reasons: list[str]) -> Iterator[tuple[str, PretrainedConfig]]:
+def _valid(
+    configs: Iterator[tuple[str, PretrainedConfig]], reasons: list[str]
+) -> Iterator[tuple[str, PretrainedConfig]]:
     try:
-        yield from small_configs(model_type)
+        yield from configs
     except Exception as error:
         reasons.append(f"config: {told(error)}")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -49,12 +49,22 @@ def small_configs(model_type: str) -> Iterator[tuple[str, PretrainedConfig]]:
     """(how it was made, config), to be tried in this order; what its own checks refuse is left out."""
     config_class = CONFIG_MAPPING[model_type]
     given = exceptions().get(model_type, {}).get("set", {})
+    yield from _small(config_class, lambda: _fields(config_class, given), given)
+
+
+def smaller(config: PretrainedConfig) -> Iterator[tuple[str, PretrainedConfig]]:
+    """Yield (how it was made, a small config with the options of `config`)."""
+    return _small(type(config), lambda: _json(config), {})
+
+
+def _small(
+    config_class: type[PretrainedConfig], fields: Callable[[], dict[str, Any]], given: dict[str, Any]
+) -> Iterator[tuple[str, PretrainedConfig]]:
     failure: Exception | None = None
     made = 0
     for name, recipe in _RECIPES.items():
         try:
-            fields = _set(recipe(_fields(config_class, given)), given)
-            config = config_class(**fields)
+            config = config_class(**_set(recipe(fields()), given))
         except Exception as error:
             failure = error
             continue
@@ -70,8 +80,13 @@ def _fields(config_class: type[PretrainedConfig], given: dict[str, Any]) -> dict
             default = config_class(**values)
         except Exception:
             continue
-        return json.loads(json.dumps(default.to_dict(), default=str))
+        return _json(default)
     return {}
+
+
+def _json(config: PretrainedConfig) -> dict[str, Any]:
+    fields: dict[str, Any] = json.loads(json.dumps(config.to_dict(), default=str))
+    return fields
 
 
 def _set(fields: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:

@@ -94,24 +94,13 @@ def test_rows_of_codebooks_are_not_padded() -> None:
     assert padded(batch, model) == {}
 
 
-def test_a_crash_is_noted_and_the_others_are_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A child that ends by itself after it has begun with the second of three types."""
-    part, results = tmp_path / "0.part", tmp_path / "architectures.json"
-
-    class Done:
-        returncode, stderr = -11, "Segmentation fault"
-
-    def child(*_: Any, **options: Any) -> Done:
-        lines = [{"started": "a"}, {"type": "a", "status": "right", "problems": []}, {"started": "b"}]
-        part.write_text("\n".join(map(json.dumps, lines)) + "\n")
-        return Done()
-
-    monkeypatch.setattr(sweep, "run_child", child)
-    monkeypatch.setattr(sweep, "RESULTS", results)
-    assert sweep._rest(["a", "b", "c"], part) == ["c"]
-    found = sweep.results(results)
+def test_an_error_of_a_child_process_is_a_failure(tmp_path: Path) -> None:
+    file = tmp_path / "architectures.json"
+    right = {"type": "a", "status": "right", "problems": []}
+    lines = [{"name": "a", "result": right}, {"name": "b", "error": "the process ended with -11"}]
+    file.write_text("\n".join(map(json.dumps, lines)) + "\n")
+    found = sweep.results(file)
     assert found["b"]["status"] == "wrong"
-    assert "Segmentation fault" in found["b"]["problems"][0]
     assert "2 tested, 1 passed, 1 failed" in summary(list(found.values()))
 
 

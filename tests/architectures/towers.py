@@ -9,10 +9,9 @@ from typing import Any
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from tests.architectures.find import Outputs, run
+from tests.architectures.find import SEARCH, Outputs, run
 from tests.architectures.inputs import Maker
 
-_SEARCH = 5  # seconds of CPU time for finding a call
 _Call = tuple[dict[str, Any], Tensor | None, Outputs]
 
 
@@ -20,7 +19,7 @@ def towers_of(model: nn.Module, layers: list[str], call: Callable[[], Any]) -> d
     """{path of a model inside: (batch, None, what eager gives)} for the layers at these paths that `call` does not reach, as far as
     calls are found that do."""
     left = set(layers) - _reached(model, layers, call)
-    until = time.process_time() + _SEARCH
+    until = time.process_time() + SEARCH
     towers: dict[str, _Call] = {}
     for path in layers:
         for above in _models_above(model, path) if path in left else ():
