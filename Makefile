@@ -1,4 +1,4 @@
-# make demo | make test | make lint | make bench | make bench-peers | make docs | make docs-models | make docs-tasks | make clean; further tests:
+# make demo | make test | make lint | make bench | make bench-peers | make docs | make docs-models | make docs-tasks | make plans | make plans-update | make clean; further tests:
 # test-benchmarks, test-cpp, test-pyg, test-diffusers, test-sentence-transformers, test-formats, test-adapters, test-ray, test-compile-families,
 # test-architectures, test-quality, test-spaces, test-tiers, test-emulated, test-arm, test-torch, test-wheels, fuzz, fuzz-files, asan, tsan; wheels, release, audit; lint, lint-workflows, tidy.
 # Everything lives in .venv; nothing is installed by hand.
@@ -12,7 +12,7 @@ TORCH_INDEX ?=
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: demo docs-models docs-tasks test test-benchmarks test-cpp test-pyg test-diffusers test-sentence-transformers test-formats test-adapters test-ray test-compile-families test-architectures test-quality test-spaces test-tiers test-amx test-emulated test-arm test-torch wheels test-wheels release fuzz fuzz-files asan tsan soak soak-server audit lint lint-workflows tidy bench bench-peers bench-suites bench-linear bench-attention docs clean kernels
+.PHONY: demo docs-models docs-tasks plans plans-update test test-benchmarks test-cpp test-pyg test-diffusers test-sentence-transformers test-formats test-adapters test-ray test-compile-families test-architectures test-quality test-spaces test-tiers test-amx test-emulated test-arm test-torch wheels test-wheels release fuzz fuzz-files asan tsan soak soak-server audit lint lint-workflows tidy bench bench-peers bench-suites bench-linear bench-attention docs clean kernels
 
 $(VENV)/.torch:
 	$(PYTHON) -m venv $(VENV)
@@ -219,6 +219,15 @@ test-compile-families: kernels
 ARCHITECTURES ?=
 test-architectures: kernels
 	$(BIN)/python -m tests.architectures.sweep $(ARCHITECTURES)
+
+# The rows of explain() for every model type of transformers, graph layers, diffusion pipelines and the models of the suites, compared
+# with tests/plans/golden/ (make plans) or written there (make plans-update). TYPES="bert pyg.GATConv" for some.
+TYPES ?=
+plans: kernels
+	$(BIN)/python -m tests.plans $(TYPES)
+
+plans-update: kernels
+	$(BIN)/python -m tests.plans --update $(TYPES)
 
 # docs/reference/models.md: which layers of each model type run as a whole, in float32: ten minutes.
 docs-models: kernels
