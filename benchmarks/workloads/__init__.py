@@ -1,6 +1,7 @@
 """Workloads, by name: well-known shapes with random weights, at batch sizes and lengths that servers see.
 
-Text encoders are here, encoder-decoders in writing.py, models of images and sound in media.py.
+Text encoders are here, models that generate text in writing.py, models of images and sound in media.py, graph neural networks in
+graphs.py.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from benchmarks.workloads import media, writing
+from benchmarks.workloads import graphs, media, writing
+from benchmarks.workloads.graphs import GraphNetwork
 from benchmarks.workloads.media import Media
 from benchmarks.workloads.writing import Writing
 from hf_cpu_accel.cli.bench import workload as bench_workload
@@ -57,6 +59,33 @@ WITHOUT_RULE = (
     "levit-128:1",
     "regnet-y-040:1",
     "poolformer-s12:1",
+)
+# What `benchmarks.versus --baseline` compares, WORKLOAD=DTYPE: each kind of layer, and each way to run one.
+BASELINE = (
+    "bert-base-uncased:1x128=float32",
+    "bert-base-uncased:1x128=bfloat16",
+    "bert-base-uncased:1x128=int8",
+    "all-MiniLM-L6-v2:1x32=float32",
+    "all-MiniLM-L6-v2:32x64=int8",
+    "roberta-base:8x16-128=bfloat16",
+    "deberta-v3-small:1x128=float32",
+    "deberta-v3-small:1x128=int8",
+    "ModernBERT-base:1x128=float32",
+    "mobilebert-uncased:1x128=float32",
+    "conv-bert-base:1x128=int8",
+    "xlnet-base-cased:1x128=float32",
+    "t5-small:1x32+32=float32",
+    "bart-base:1x128+16=int8",
+    "gpt2:1x128=float32",
+    "gpt2:1x32+32=bfloat16",
+    "SmolLM2-135M:1x32+32=int8",
+    "vit-base:1=float32",
+    "swin-t:1=float32",
+    "levit-128:1=float32",
+    "resnet-50:1=float32",
+    "whisper-base-encoder:1=int8",
+    "flux-mini:1=float32",
+    "SAGE:20000x100000=float32",
 )
 
 _EXAMPLES = 8  # batches of other random inputs for static quantization
@@ -104,14 +133,17 @@ class Workload:
         return [output[self.mask()] for output in outputs]
 
 
-def examples(workload: Workload | Media | Writing, model: nn.Module) -> list[dict[str, Tensor]]:
+def examples(
+    workload: Workload | Media | Writing | GraphNetwork, model: nn.Module
+) -> list[dict[str, Tensor]]:
     """Return calibration batches: shapes of the measured batches, other random values."""
     return [workload.inputs(model, seed) for seed in range(1, 1 + _EXAMPLES)]
 
 
-def parse(name: str) -> Workload | Writing | Media:
-    """`model:BATCHxTOKENS`, e.g. `bert-base-uncased:1x128`, or `model:BATCHxSHORTEST-LONGEST`, or, for encoder-decoders that write
-    as many tokens, `model:BATCHxTOKENS+NEW`, or, for images, sound and diffusion, `model:BATCH`; else ValueError.
+def parse(name: str) -> Workload | Writing | Media | GraphNetwork:
+    """`model:BATCHxTOKENS`, e.g. `bert-base-uncased:1x128`, or `model:BATCHxSHORTEST-LONGEST`, or, for models that generate as many
+    tokens, `model:BATCHxTOKENS+NEW`, or, for images, sound and diffusion, `model:BATCH`, or, for graph neural networks,
+    `model:NODESxEDGES`; else ValueError.
 
     The lengths of the second form are spread evenly over the range, both ends included, in an order that is mixed
     but always the same.
@@ -126,11 +158,13 @@ def parse(name: str) -> Workload | Writing | Media:
         raise ValueError(
             f"workload {name!r} is not of the form MODEL:BATCHxTOKENS, e.g. {DEFAULT[0]}, "
             f"MODEL:BATCHxSHORTEST-LONGEST, e.g. {AGAINST_RIVALS[-1]}, MODEL:BATCHxTOKENS+NEW, e.g. {WRITING[0]}, "
-            f"or MODEL:BATCH with one of {', '.join(media.NAMES)}"
+            f"MODEL:NODESxEDGES with one of {', '.join(graphs.NAMES)}, or MODEL:BATCH with one of {', '.join(media.NAMES)}"
         )
     batch, first = int(match["batch"]), int(match["first"])
     if match["new"] is not None:
         return writing.writing(match["model"], batch, first, int(match["new"]))
+    if match["model"] in graphs.NAMES:
+        return GraphNetwork(match["model"], batch, first)
     last = int(match["last"] or first)
     if not 1 <= first <= last or batch < 1 or (last > first and batch < 2):
         raise ValueError(

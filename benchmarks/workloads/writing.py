@@ -1,4 +1,4 @@
-"""Encoder-decoders that read one text and write another, called as their pipelines call them."""
+"""Models that generate text: encoder-decoders, called as their pipelines call them, and decoders with greedy search."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from torch import Tensor, nn
 
 from hf_cpu_accel.cli import random_models
 from hf_cpu_accel.cli.bench import workload as bench_workload
+from hf_cpu_accel.cli.decoder_shapes import DECODERS
+from hf_cpu_accel.measure.generation import plain_greedy
 
 _BEAMS = {"num_beams": 4, "early_stopping": True}
-# How the published configurations of these models have them write; others get four beams.
+# How the published configurations of these models have them write; other encoder-decoders get four beams.
 _SETTINGS: dict[str, dict[str, Any]] = {
     "t5-small": _BEAMS,  # translation
     "bart-base": {
@@ -36,7 +38,11 @@ class Writing:
 
     def build(self) -> nn.Module:
         """The float32 eager model; the same weights in every process."""
-        return random_models.build(self.name, "AutoModelForSeq2SeqLM")
+        if self.name not in DECODERS:
+            return random_models.build(self.name, "AutoModelForSeq2SeqLM")
+        model = random_models.build(self.name, "AutoModelForCausalLM")
+        plain_greedy(model)
+        return model
 
     def inputs(self, model: nn.Module, seed: int = 0) -> dict[str, Tensor]:
         """Random token ids and their mask, both int64 [batch, tokens]."""
@@ -46,7 +52,7 @@ class Writing:
     def forward(self, model: nn.Module, inputs: dict[str, Tensor]) -> list[Tensor]:
         """[the ids of the tokens, float32 [batch, new]]: two systems agree fully where they write the same."""
         generate: Any = model.generate
-        settings = _SETTINGS.get(self.name, _BEAMS)
+        settings = {} if self.name in DECODERS else _SETTINGS.get(self.name, _BEAMS)
         with torch.inference_mode():
             tokens: Tensor = generate(
                 **inputs, **settings, do_sample=False, min_new_tokens=self.new, max_new_tokens=self.new
@@ -59,14 +65,14 @@ class Writing:
 
 
 def writing(name: str, batch: int, tokens: int, new: int) -> Writing:
-    """Return the workload of an encoder-decoder that reads `tokens` tokens and writes `new`.
+    """Return the workload of a model that reads `tokens` tokens and writes `new`.
 
     Raises:
-        ValueError: The shape is unknown, or it is no encoder-decoder, or a number is below one.
+        ValueError: The shape is unknown, or the model does not generate text, or a number is below one.
     """
-    if not random_models.config(name).is_encoder_decoder:
+    if name not in DECODERS and not random_models.config(name).is_encoder_decoder:
         raise ValueError(
-            f"{name} only reads; MODEL:BATCHxTOKENS+NEW is for encoder-decoders, e.g. t5-small:1x32+64"
+            f"{name} only reads; MODEL:BATCHxTOKENS+NEW is for models that generate text, e.g. t5-small:1x32+64 or gpt2:1x32+32"
         )
     if min(batch, tokens, new) < 1:
         raise ValueError(

@@ -85,7 +85,25 @@ def test_the_models_that_write_exist(name: str) -> None:
     assert f"{workloads.parse(name).tokens}+{workloads.parse(name).new}" == name.split("x")[1]
 
 
-def test_writing_is_for_encoder_decoders() -> None:
+def test_decoders_write_greedily() -> None:
+    workload = workloads.parse("gpt2:1x4+3")
+    assert (workload.tokens, workload.new) == (4, 3)
+    with torch.device("meta"):
+        assert type(workload.build()).__name__ == "GPT2LMHeadModel"
+
+
+def test_graph_networks() -> None:
+    workload = workloads.parse("SAGE:50x200")
+    model = workload.build()
+    inputs = workload.inputs(model)
+    assert inputs["x"].shape == (50, 128)
+    assert inputs["edge_index"].shape == (2, 200)
+    (rows,) = workload.forward(model, inputs)
+    assert rows.shape == (50, 40)
+    assert torch.equal(rows, workload.forward(workload.build(), workload.inputs(model))[0])
+
+
+def test_writing_is_for_models_that_generate_text() -> None:
     with pytest.raises(ValueError, match="bert-tiny only reads"):
         workloads.parse("bert-tiny:1x8+8")
     with pytest.raises(ValueError, match="one to write"):
