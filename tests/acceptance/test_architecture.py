@@ -76,14 +76,6 @@ def test_a_tier_is_told_of_wherever_the_steps_say() -> None:
         assert f"| `{tier}` |" in page
 
 
-def test_twelve_questions_of_a_newcomer_are_answered_by_a_file() -> None:
-    rows = re.findall(r"^\| (.*\?) \| (.*) \|$", section("Where is ...?"), re.MULTILINE)
-    assert len(rows) >= 12
-    for question, answer in rows:
-        assert mentioned(answer), question
-        assert all(find(path) for path in mentioned(answer)), question
-
-
 def test_the_stages_of_the_page_are_those_that_run() -> None:
     """In their order, each in the file that its function is from, unless that is the registry's own."""
     rows = re.findall(r"^\| ([a-z][\w -]*) \| (.*?) \|", section("The stages"), re.MULTILINE)[1:]
