@@ -13,7 +13,7 @@ import transformers
 from torch import Tensor, nn
 
 from hf_cpu_accel import accelerate_for_cpu
-from hf_cpu_accel.ops.values import KeptValues
+from hf_cpu_accel.guard.values import KeptValues
 from hf_cpu_accel.providers import switch
 from tests.acceptance.modules import MODULES, classifier
 from tests.compiler.families import FAMILIES

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hf_cpu_accel.lazy import remember as module
+from hf_cpu_accel.guard import values as module
 from hf_cpu_accel.lazy.remember import Memo, remember
 
 EDITS: dict[str, Callable[[Tensor], object]] = {

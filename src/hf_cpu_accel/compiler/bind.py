@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from operator import is_
 from typing import Any
 
 from torch import Tensor
 
-from hf_cpu_accel.compiler.weight_transforms import Derived, Fingerprint, Recipe, derive
+from hf_cpu_accel.compiler.weight_transforms import Derived, Recipe, derive
+from hf_cpu_accel.guard.values import Fingerprint
 
 
 @dataclass(frozen=True)
@@ -24,8 +24,7 @@ class Request:
 class _State:
     """The parameters of the last call, and the tensors derived from them."""
 
-    sources: list[Tensor]
-    fingerprint: Fingerprint
+    sources: Fingerprint
     derived: list[Derived]
     tensors: list[Tensor]
 
@@ -33,7 +32,7 @@ class _State:
 class Bound:
     """Calls `compiled` with the inputs that it uses and the derived tensors.
 
-    Each call compares the parameters with those of the previous call (see `weight_transforms.Fingerprint`). A weight that was
+    Each call compares the parameters with those of the previous call (see `guard.values.Fingerprint`). A weight that was
     replaced, loaded or trained is packed again.
 
     Args:
@@ -54,7 +53,7 @@ class Bound:
     def __call__(self, *inputs: Any) -> Any:
         sources = [inputs[position] for position in self._watched]
         state = self._state
-        if state is None or not _unchanged(state, sources):
+        if state is None or not state.sources.matches(sources):
             state = self._state = self._derive(inputs, sources)
         return self._compiled(*[inputs[position] for position in self._kept], *state.tensors)
 
@@ -63,8 +62,4 @@ class Bound:
             sources
         )  # first, so that the next call notices writes that happen meanwhile
         derived = [derive(r.recipe, [inputs[position] for position in r.positions]) for r in self._requests]
-        return _State(sources, fingerprint, derived, [tensor for one in derived for tensor in one.tensors])
-
-
-def _unchanged(state: _State, sources: list[Tensor]) -> bool:
-    return all(map(is_, state.sources, sources)) and state.fingerprint.matches(sources)
+        return _State(fingerprint, derived, [tensor for one in derived for tensor in one.tensors])

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-from hf_cpu_accel.ops.values import KeptValues, sampled
+from hf_cpu_accel.guard.values import Fingerprint
 from hf_cpu_accel.packing.convolution import pack_conv2d, packed_shapes
 from hf_cpu_accel.packing.linear import concat, pack_linear, shapes_of
 
@@ -212,35 +212,6 @@ class FoldedNorm:
         return [folded_weight.to(sources[0].dtype), folded_bias.to(sources[0].dtype)]
 
 
-class Fingerprint:
-    """Recognizes tensors that were not written to.
-
-    Versions count the writes of torch's ops. Writes through `.data` or numpy have no version, so values are compared too: all
-    values of a small tensor, and a sample of a large one. This notices writes to whole tensors. It may miss a write through `.data`
-    to a few rows of a large tensor: comparing all of it would take as long as computing with it.
-
-    It stores versions, addresses and views of the memory, not the tensors.
-    """
-
-    __slots__ = ("_pointers", "_values", "_versions")
-
-    def __init__(self, tensors: Sequence[Tensor]) -> None:
-        self._versions = _versions(tensors)
-        self._pointers = list(map(Tensor.data_ptr, tensors))
-        by_dtype: dict[torch.dtype, list[Tensor]] = {}
-        for tensor in tensors:
-            by_dtype.setdefault(tensor.dtype, []).append(_compared(tensor))
-        self._values = [KeptValues(some) for some in by_dtype.values()]
-
-    def matches(self, tensors: Sequence[Tensor]) -> bool:
-        """Return whether these tensors have the same memory and values."""
-        return (
-            self._versions == _versions(tensors)
-            and self._pointers == list(map(Tensor.data_ptr, tensors))
-            and all(values.are_held() for values in self._values)
-        )
-
-
 class Derived:
     """The tensors of a recipe, and the fingerprint of their sources.
 
@@ -255,26 +226,9 @@ class Derived:
             self.tensors = recipe.make(*(source.detach() for source in sources))
 
 
-def _compared(tensor: Tensor) -> Tensor:
-    if tensor.numel() <= _MOST_COMPARED:
-        return tensor.detach()
-    return sampled(tensor, tensor.numel() // _SAMPLED)
-
-
-def _versions(tensors: Sequence[Tensor]) -> list[int]:
-    try:
-        return list(map(_version, tensors))
-    except RuntimeError:  # inference tensors count no versions
-        return [0 if tensor.is_inference() else tensor._version for tensor in tensors]
-
-
-_version = attrgetter("_version")
-# Tensors up to this size are compared completely, in a microsecond, and a sample of this size of larger ones. Each sample is a
-# cache miss.
-_MOST_COMPARED, _SAMPLED = 1 << 14, 128
-
 _lock = RLock()
-# first source -> {(recipe, ids of the other sources): Derived}. Weak on both sides: neither parameters nor results are kept alive.
+# first source -> {(recipe, ids of the other sources): Derived}. Weak on both sides: results, which reference their sources, end
+# with the graphs that use them.
 _known: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
@@ -282,7 +236,7 @@ def derive(recipe: Recipe, sources: Sequence[Tensor]) -> Derived:
     """Return the tensors of `recipe` for `sources`, shared by all graphs, and computed again if a source has changed."""
     with _lock:
         of_first = _known.setdefault(sources[0], weakref.WeakValueDictionary())
-        # The id of a source cannot be reused while its result is in use, because the users of the result hold the sources.
+        # The id of a source cannot be reused while its result is in use, which references it.
         key = (recipe, *(id(source) for source in sources[1:]))
         derived: Derived | None = of_first.get(key)
         if derived is None or not derived.sources.matches(sources):

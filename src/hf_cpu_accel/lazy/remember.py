@@ -6,7 +6,6 @@ once.
 
 from __future__ import annotations
 
-import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
@@ -15,59 +14,12 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from hf_cpu_accel.guard.values import Stamp
 from hf_cpu_accel.ops.derivatives import in_transform
-from hf_cpu_accel.ops.values import sampled
 
 T = TypeVar("T")
 
-# Tensors without a version are compared with a copy up to this many bytes; larger ones are never recognized.
-MOST_COPIED = 16 << 20
 _MOST_REMEMBERED = 256
-_SAMPLED = 128  # values
-
-
-class Stamp:
-    """Recognizes one tensor: the same object, on the same storage, with the same shape, strides and values.
-
-    torch counts the writes to a tensor as its version. Tensors of `torch.inference_mode` have none, so their values are compared
-    with a copy.
-
-    Args:
-        by_value: compare the values of any tensor with a copy, which also notices writes that bypass torch (`.data`, numpy). For
-            small tensors.
-        by_sample: compare 128 values of the tensor and its version, in 2 us for any size. This also notices writes to the whole
-            tensor that bypass torch.
-    """
-
-    __slots__ = ("_copy", "_layout", "_reference", "_sample", "_version")
-
-    def __init__(
-        self,
-        tensor: Tensor,
-        *,
-        by_value: bool = False,
-        by_sample: bool = False,
-        forget: Callable[[], object] | None = None,
-    ) -> None:
-        """Stamp the tensor; `forget` is called when the tensor is deleted."""
-        self._reference = weakref.ref(tensor, None if forget is None else lambda _: forget())
-        self._layout = _layout(tensor)
-        self._version = None if tensor.is_inference() else tensor._version
-        compared = (by_value or self._version is None) and tensor.nbytes <= MOST_COPIED
-        self._copy = tensor.detach().clone() if compared else None
-        # A view of the tensor's memory, and its values.
-        view = sampled(tensor, tensor.numel() // _SAMPLED) if by_sample and not compared else None
-        self._sample = None if view is None else (view, view.clone())
-
-    def holds(self, tensor: Tensor) -> bool:
-        """Return whether `tensor` is the stamped tensor, unchanged."""
-        if self._reference() is not tensor or _layout(tensor) != self._layout:
-            return False
-        if self._copy is not None:
-            return torch.equal(tensor, self._copy)
-        if self._sample is not None and not torch.equal(*self._sample):
-            return False
-        return self._version is not None and tensor._version == self._version
 
 
 class Memo:
@@ -147,10 +99,6 @@ def outside_inference_mode(make: Callable[[], T]) -> T:
 
 def _holds(stamp: Stamp | None, tensor: Tensor | None) -> bool:
     return tensor is None if stamp is None else tensor is not None and stamp.holds(tensor)
-
-
-def _layout(tensor: Tensor) -> tuple[int, torch.Size, tuple[int, ...]]:
-    return tensor.data_ptr(), tensor.shape, tensor.stride()
 
 
 remember = Memo().get

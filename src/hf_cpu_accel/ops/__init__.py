@@ -26,7 +26,6 @@ from hf_cpu_accel.ops import (
     snake,
     sparse,
     sparse_gradients,
-    values,
 )
 
 __all__ = [
@@ -52,5 +51,4 @@ __all__ = [
     "snake",
     "sparse",
     "sparse_gradients",
-    "values",
 ]

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from hf_cpu_accel.ops.values import KeptValues, sampled
+from hf_cpu_accel.guard.values import KeptValues, sampled
 from hf_cpu_accel.patching.fused_module import FusedModuleMixin
 from hf_cpu_accel.patching.restore import Journal
 from hf_cpu_accel.rewrite.attention.multihead import PackedMultiheadAttention

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from hf_cpu_accel.lazy.remember import Stamp
+from hf_cpu_accel.guard.values import Stamp
 from hf_cpu_accel.ops.linear import linear as packed_linear
 from hf_cpu_accel.packing.four_bits import nearest_form
 from hf_cpu_accel.packing.linear import PackedWeight, pack_linear, unpack_linear

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import chain
-from operator import getitem, is_
+from operator import getitem
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from hf_cpu_accel.ops.values import KeptValues
+from hf_cpu_accel.guard.values import Fingerprint
 from hf_cpu_accel.rewrite.capture.aliases import Aliases
 from hf_cpu_accel.rewrite.capture.normal_forms import VIEWS
 from hf_cpu_accel.rewrite.capture.program import Program, Ref, Step, expect, refs_in
@@ -19,21 +19,6 @@ from hf_cpu_accel.rewrite.capture.tensor_reader import ParameterReader, tensors_
 
 # Limits of weights, whose values are compared in each call, and of kept results.
 _MOST_VALUES, _MOST_BYTES = 1 << 16, 4 << 20
-
-
-class _Weights:
-    """A snapshot of weights: version counters miss some writes, so their values are compared."""
-
-    def __init__(self, tensors: list[Tensor]) -> None:
-        self._tensors = tensors
-        by_dtype: dict[torch.dtype, list[Tensor]] = {}
-        for tensor in tensors:
-            by_dtype.setdefault(tensor.dtype, []).append(tensor)
-        self._values = [KeptValues(some) for some in by_dtype.values()]
-
-    def are(self, tensors: list[Tensor]) -> bool:
-        """Return whether these tensors are the same, with the same values."""
-        return all(map(is_, tensors, self._tensors)) and all(values.are_held() for values in self._values)
 
 
 class Constants:
@@ -58,7 +43,7 @@ class Constants:
         """
         tensors = [held() for held in self._held]
         weights, results = self._kept
-        if not weights.are(tensors):
+        if not weights.matches(tensors):
             self._kept = _, results = self._computed(tensors)
         return results
 
@@ -66,8 +51,8 @@ class Constants:
     def nbytes(self) -> int:
         return sum(tensor.nbytes for tensor in tensors_in(self._kept[1]))
 
-    def _computed(self, tensors: list[Tensor]) -> tuple[_Weights, tuple[Any, ...]]:
-        weights = _Weights(tensors)  # before: the next call detects a concurrent write
+    def _computed(self, tensors: list[Tensor]) -> tuple[Fingerprint, tuple[Any, ...]]:
+        weights = Fingerprint(tensors, most=_MOST_VALUES)  # before: the next call detects a concurrent write
         with torch.inference_mode(mode=False), torch.no_grad():
             return weights, self._program(())
 

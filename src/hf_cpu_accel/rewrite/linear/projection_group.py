@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hf_cpu_accel.guard.values import Stamp
 from hf_cpu_accel.lazy.lazy_tensor import LazyTensor
-from hf_cpu_accel.lazy.remember import Stamp
 from hf_cpu_accel.ops.derivatives import in_transform
 from hf_cpu_accel.ops.linear import MAX_SPLIT
 from hf_cpu_accel.packing.linear import PackedWeight

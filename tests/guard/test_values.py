@@ -14,8 +14,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hf_cpu_accel.ops import values as module
-from hf_cpu_accel.ops.values import KeptValues, sampled
+from hf_cpu_accel.guard import values as module
+from hf_cpu_accel.guard.values import KeptValues, sampled
 
 
 @pytest.fixture(params=["kernel", "reference"], autouse=True)
