@@ -12,7 +12,7 @@ from diffusers.models.attention_processor import Attention
 from torch import Tensor, nn
 
 from hf_cpu_accel import accelerate_for_cpu, restore
-from hf_cpu_accel.patching.hooks import instance_forward
+from hf_cpu_accel.guard.modules import instance_forward
 from hf_cpu_accel.rewrite.attention import processor
 
 

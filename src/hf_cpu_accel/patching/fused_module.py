@@ -8,14 +8,16 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from hf_cpu_accel.patching.class_code import names_stored
+from hf_cpu_accel.guard.code import names_for_others
+from hf_cpu_accel.guard.guard import Guard
+from hf_cpu_accel.guard.modules import class_of, is_package_class
+from hf_cpu_accel.guard.stores import names_stored
 from hf_cpu_accel.patching.hooks import (
     carried_attributes,
     forward_hooks,
     has_foreign_hook,
     is_collecting_inside,
 )
-from hf_cpu_accel.patching.inside import Inside, class_of, is_package_class
 
 
 @dataclass(frozen=True)
@@ -55,8 +57,8 @@ class FusedModuleMixin(nn.Module):
     _fused_class: type[nn.Module]
     _original_class: type[nn.Module]
     _hooks_inside: tuple[dict[int, Any], ...] = ()
-    _inside: Inside | None = None  # from when the model is accelerated
-    _told_by_attributes: ClassVar[bool] = True
+    _guard: Guard | None = None  # from when the model is accelerated
+    _guards_attributes: ClassVar[bool] = True
     _followed: tuple[str, ...] = ()  # attributes of the host that each fused call reads
 
     @property
@@ -65,7 +67,7 @@ class FusedModuleMixin(nn.Module):
         original forward has to run."""
         if any(self._hooks_inside) and any(map(has_foreign_hook, self._hooks_inside)):
             return True
-        return self._inside is not None and self._inside.has_changed()
+        return self._guard is not None and self._guard.has_changed()
 
     @property
     def is_watched(self) -> bool:
@@ -90,9 +92,7 @@ def watch_inner_modules(root: nn.Module) -> None:
     """Detect modules that are replaced inside of fused ones from now on. Call it after all fusions."""
     for module in root.modules():
         if isinstance(module, FusedModuleMixin):
-            module._inside = Inside(
-                module, by_attributes=module._told_by_attributes, followed=module._followed
-            )
+            module._guard = Guard(module, followed=module._followed, attributes=module._guards_attributes)
 
 
 def mixed_class(fused: type[nn.Module], original: type[nn.Module]) -> type[nn.Module]:
@@ -151,10 +151,11 @@ def fused_layer(fused: type[nn.Module], layer: nn.Module, **attributes: Any) -> 
     taken = conflicting_names(fused, layer, attributes)
     if taken:
         raise CannotStandIn(f"it defines {_listed(taken)}, which the fused layer uses for something else")
-    kept = sorted(frozenset[str]().union(*(names_stored(class_of(module)) for module in layer.modules())))
-    if kept:
+    classes = {class_of(module) for module in layer.modules()}
+    left = frozenset[str]().union(*(names_for_others(cls, names_stored(cls)) for cls in classes))
+    if left:
         raise CannotStandIn(
-            f"its forward stores {_listed(kept)} for other code to read, which the fused layer does not compute"
+            f"its forward stores {_listed(sorted(left))} for other code to read, which the fused layer does not compute"
         )
     made = empty(fused, type(layer))
     # The hooks' dictionaries are shared on purpose: what transformers installs on either is seen by both.

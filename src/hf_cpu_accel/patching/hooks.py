@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-import torch
 from torch import nn
-from torch.nn.modules import module as torch_module
 from torch.nn.utils import parametrize
+
+from hf_cpu_accel.guard.modules import instance_forward
 
 HOOKS_OF_DIFFUSERS = "_diffusers_hook"  # the attribute of modules that holds their registry
 # Dictionaries of nn.Module with the hooks around a forward.
@@ -19,7 +19,6 @@ _HOOKS = (
     "_forward_pre_hooks",
     "_forward_pre_hooks_with_kwargs",
 )
-_GLOBAL = (torch_module._global_forward_hooks, torch_module._global_forward_pre_hooks)
 _CAPTURE = "transformers.utils.output_capturing"
 _HIDDEN_STATES = frozenset(
     ("hidden_states", "_hidden_states_layers")
@@ -37,11 +36,6 @@ def forward_hooks(module: nn.Module) -> tuple[dict[int, Any], dict[int, Any]]:
     return module._forward_hooks, module._forward_pre_hooks
 
 
-def has_global_hooks() -> bool:
-    """Return whether there are hooks around the forwards of all modules."""
-    return bool(_GLOBAL[0] or _GLOBAL[1])
-
-
 def share_hooks(original: nn.Module, replacement: nn.Module) -> None:
     """Share the hooks of two modules, so that both call those registered on either, even on the one outside of the model."""
     for name in _HOOKS:
@@ -55,19 +49,6 @@ def has_foreign_hook(hooks: dict[int, Any]) -> bool:
     """Return whether there is a hook other than those of this package and those by which transformers collects outputs for a
     caller."""
     return any(getattr(hook, "__module__", None) not in _KNOWN for hook in hooks.values())
-
-
-def instance_forward(module: nn.Module) -> Any:
-    """Return the forward that is set on `module` itself and differs from its class's, or None.
-
-    Hooks of diffusers that were removed leave the class's forward behind as an attribute. A TorchScript module counts as one
-    with its own.
-    """
-    if isinstance(module, torch.jit.ScriptModule):
-        return module.forward
-    forward = vars(module).get("forward")
-    function, owner = (getattr(forward, name, None) for name in ("__func__", "__self__"))
-    return None if function is type(module).forward and owner is module else forward
 
 
 def carried_attributes(module: nn.Module) -> dict[str, Any]:

@@ -13,7 +13,8 @@ from typing import Any
 
 from torch import nn
 
-from hf_cpu_accel.patching.hooks import HOOKS_OF_DIFFUSERS, instance_forward
+from hf_cpu_accel.guard.modules import instance_forward
+from hf_cpu_accel.patching.hooks import HOOKS_OF_DIFFUSERS
 from hf_cpu_accel.patching.override import Override
 from hf_cpu_accel.patching.restore import Journal
 

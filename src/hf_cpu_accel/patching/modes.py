@@ -11,20 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import nn
 
+from hf_cpu_accel.guard.modules import asks_for_mode
 from hf_cpu_accel.hosts.models import pretrained_models
 from hf_cpu_accel.patching.override import Override
 from hf_cpu_accel.patching.restore import Journal, add_attribute
-
-
-def asks_for_mode(module: nn.Module) -> bool:
-    """Return whether the forward of `module` reads its mode; for a dropout, only if its probability is not 0."""
-    if isinstance(module, torch.jit.ScriptModule):
-        return True
-    code = getattr(type(module).forward, "__code__", None)
-    return (code is None or "training" in code.co_names) and getattr(module, "p", None) != 0
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import cProfile
+import inspect
 import pickle
 from typing import Any, ClassVar
 
@@ -68,14 +70,30 @@ def test_values_and_the_way_back(name: str, dtype: str) -> None:
     assert all(torch.equal(run(model, **b), theirs) for b, theirs in zip(batches, expected, strict=True))
 
 
-def test_steps_are_taken_and_not_the_forward(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_are_taken_and_not_the_forward() -> None:
     model = accelerate_for_cpu(made("detr"), dtype="float32")
     batch = MODELS["detr"][1](2, 48, 0)
     for _ in range(2):  # the first is recorded, the second compared
         run(model, **batch)
     (kind,) = {layer._original_class for layer in recorded(model)}
-    monkeypatch.setattr(kind, "forward", None)
-    first = run(model, **batch)
+    forward = inspect.unwrap(kind.forward).__code__
+    with cProfile.Profile() as profiler:
+        first = run(model, **batch)
+    assert forward not in [entry.code for entry in profiler.getstats()]
+    assert torch.equal(run(model, **batch), first)
+
+
+def test_a_class_whose_forward_a_user_replaces(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = accelerate_for_cpu(made("detr"), dtype="float32")
+    batch = MODELS["detr"][1](2, 48, 0)
+    first = [run(model, **batch) for _ in range(3)][-1]
+    (kind,) = {layer._original_class for layer in recorded(model)}
+    forward = kind.forward
+    monkeypatch.setattr(kind, "forward", lambda self, *args, **kwargs: 2 * forward(self, *args, **kwargs))
+    doubled = run(model, **batch)
+    assert error(doubled, first) > 1e-3
+    assert error(doubled, run(restore(copy.deepcopy(model)), **batch)) <= 1e-5
+    monkeypatch.setattr(kind, "forward", forward)
     assert torch.equal(run(model, **batch), first)
 
 

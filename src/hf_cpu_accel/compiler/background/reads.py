@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hf_cpu_accel.patching.plain_values import CONSTANTS
+from hf_cpu_accel.guard.plain_values import CONSTANTS
 from hf_cpu_accel.providers.route import Route
 from hf_cpu_accel.rewrite.linear.projection_group import ProjectionGroup
 

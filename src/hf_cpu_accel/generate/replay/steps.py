@@ -15,12 +15,8 @@ from hf_cpu_accel.generate.replay.capture import Capture, capture
 from hf_cpu_accel.generate.replay.limits import Limits
 from hf_cpu_accel.generate.replay.program import Program
 from hf_cpu_accel.generate.replay.sources import CannotReplay
-from hf_cpu_accel.patching.hooks import (
-    forward_hooks,
-    has_foreign_hook,
-    has_global_hooks,
-    instance_forward,
-)
+from hf_cpu_accel.guard.modules import has_global_hooks, instance_forward
+from hf_cpu_accel.patching.hooks import forward_hooks, has_foreign_hook
 
 _CAPTURES = 3  # two of them must predict the third
 _MOST_RESTARTS = 4

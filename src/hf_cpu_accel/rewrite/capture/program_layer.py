@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -10,11 +9,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from hf_cpu_accel.guard.guard import Guard
 from hf_cpu_accel.lazy.lazy_tensor import all_made
 from hf_cpu_accel.ops.derivatives import in_transform
 from hf_cpu_accel.patching.fused_module import FusedModuleMixin, Reference
 from hf_cpu_accel.rewrite.capture.call import Call
-from hf_cpu_accel.rewrite.capture.guard import Guard
 from hf_cpu_accel.rewrite.capture.program import Mismatch, Program
 from hf_cpu_accel.rewrite.capture.record import alike, record
 from hf_cpu_accel.rewrite.core.cache_state import put_back
@@ -84,7 +83,7 @@ class ProgramLayer(FusedModuleMixin):
     """Mixed into the layer's own class, whose forward runs where hooks read values inside, while a graph is traced, and for
     forms of calls that cannot be recorded."""
 
-    _told_by_attributes: ClassVar[bool] = False  # a program is recorded again after changes
+    _guards_attributes: ClassVar[bool] = False  # a program is recorded again after changes
 
     _programs: dict[Any, _SizedProgram | None]
     _index: int | None = None  # of its part of a cache
@@ -143,7 +142,7 @@ class ProgramLayer(FusedModuleMixin):
     def _program(self, form: Any) -> _SizedProgram | None:
         """Return the program for a form, or None if attributes have changed since; it is then recorded again."""
         recorded = self._programs.get(form)
-        if recorded is None or recorded.guard.holds():
+        if recorded is None or not recorded.guard.has_changed():
             return recorded
         self._changes += 1
         self._programs.pop(form, None)
@@ -157,7 +156,7 @@ class ProgramLayer(FusedModuleMixin):
         if in_transform():
             return self._original_class.forward(self, *args, **kwargs)
         is_new = call.form not in self._programs and len(self._programs) < _MOST_FORMS
-        if not is_new or sys.getprofile() is not None:  # else a profiler would not see the rest
+        if not is_new:
             self._left += not any(self._programs.values())
             return self._original_class.forward(self, *args, **kwargs)
         found = attempt("", record, self, call)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hf_cpu_accel.guard.guard import Guard
 from hf_cpu_accel.lazy.lazy_tensor import LazyTensor
 from hf_cpu_accel.packing.linear import QUANTIZED
 from hf_cpu_accel.rewrite.capture.cached_functions import forget_results
@@ -18,7 +19,6 @@ from hf_cpu_accel.rewrite.capture.call import Call
 from hf_cpu_accel.rewrite.capture.call_record import FOREIGN
 from hf_cpu_accel.rewrite.capture.check_order import with_checks_first, writes_over
 from hf_cpu_accel.rewrite.capture.constants import with_constants
-from hf_cpu_accel.rewrite.capture.guard import Guard, names_read
 from hf_cpu_accel.rewrite.capture.program import Program, Ref, Step, refs_in
 from hf_cpu_accel.rewrite.capture.recorder import Recorder
 from hf_cpu_accel.rewrite.capture.shared_states import KEEP
@@ -42,8 +42,7 @@ def record(layer: Any, call: Call) -> tuple[Program, Guard, Any] | Refusal:
     """Return the program of a call of a fused layer, the guard of its validity, and its output, which is not compared here."""
     shadow = Shadow(layer)
     count = len(call.inputs)
-    with names_read() as read:
-        steps = _steps(layer, shadow, call)
+    steps = _steps(layer, shadow, call)
     if by_torch := torch_products(steps.steps, count):
         return Refusal(f"PyTorch computes part of it ({', '.join(by_torch)})")
     program = Program(count, required(with_checks_first(steps.steps)), steps.output)
@@ -54,7 +53,7 @@ def record(layer: Any, call: Call) -> tuple[Program, Guard, Any] | Refusal:
             output = call.snapshot_outputs(program(inputs), inputs)
     except Exception as error:
         return Refusal(f"replaying its recorded operations raises {type(error).__name__}")
-    return program, Guard(layer, read), output
+    return program, Guard(layer, structure=False, recorded=True), output
 
 
 def _steps(layer: Any, shadow: Shadow, call: Call) -> Steps:

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from hf_cpu_accel.patching.plain_values import VALUES, is_same_value
+from hf_cpu_accel.guard.plain_values import VALUES, is_same_value
 from hf_cpu_accel.rewrite.core.first_call import LEFT
 
 _STATELESS = (nn.Module, Tensor, ModuleType, *VALUES)

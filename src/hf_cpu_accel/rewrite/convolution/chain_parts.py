@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hf_cpu_accel.patching.hooks import instance_forward
+from hf_cpu_accel.guard.modules import instance_forward
 from hf_cpu_accel.rewrite.convolution.deferred import DeferringConvolution
 
 

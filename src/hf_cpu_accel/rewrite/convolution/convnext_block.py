@@ -16,10 +16,10 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from hf_cpu_accel.guard.modules import instance_forward
 from hf_cpu_accel.lazy.lazy_tensor import ordinary
 from hf_cpu_accel.packing.linear import QUANTIZED
 from hf_cpu_accel.patching.fused_module import FusedModuleMixin, Reference, fused_layer
-from hf_cpu_accel.patching.hooks import instance_forward
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.providers.route import Route
 from hf_cpu_accel.rewrite.core.activations import identify

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from hf_cpu_accel.guard.plain_values import is_plain_value
 from hf_cpu_accel.lazy.lazy_tensor import LazyTensor
 from hf_cpu_accel.patching.fused_module import FusedModuleMixin, conflicting_names, fused_layer
-from hf_cpu_accel.patching.plain_values import is_plain_value
 from hf_cpu_accel.patching.replacement import refuse_other
 from hf_cpu_accel.patching.restore import swap_module
 from hf_cpu_accel.plan import PlanItem

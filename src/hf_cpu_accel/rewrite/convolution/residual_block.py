@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hf_cpu_accel.guard.modules import instance_forward
 from hf_cpu_accel.lazy.lazy_tensor import ordinary
 from hf_cpu_accel.ops.chain.joined import Steps
 from hf_cpu_accel.ops.chain.reference import output_shape
@@ -23,7 +24,6 @@ from hf_cpu_accel.ops.convolution_chain import BoundConvolutions, bind, convolut
 from hf_cpu_accel.ops.derivatives import refuse_transforms
 from hf_cpu_accel.packing.activation_range import Range
 from hf_cpu_accel.patching.fused_module import FusedModuleMixin, Reference, fused_layer
-from hf_cpu_accel.patching.hooks import instance_forward
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.convolution.chain_parts import is_norm, is_of_images, parts_of
 from hf_cpu_accel.rewrite.convolution.deferred import DeferringConvolution

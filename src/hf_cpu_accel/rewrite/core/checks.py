@@ -13,7 +13,7 @@ from hf_cpu_accel.checkpoints.exported import is_quantized_graph
 from hf_cpu_accel.checkpoints.quantize_dynamic import is_inference_only
 from hf_cpu_accel.checkpoints.stored import stored_weight
 from hf_cpu_accel.checkpoints.stored_weight import plain_tensors
-from hf_cpu_accel.patching.modes import asks_for_mode
+from hf_cpu_accel.guard.modules import asks_for_mode
 from hf_cpu_accel.runtime.mapped_files import MappedFiles
 
 

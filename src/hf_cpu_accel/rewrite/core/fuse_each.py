@@ -7,7 +7,8 @@ from typing import TypeVar
 
 from torch import nn
 
-from hf_cpu_accel.patching.hooks import instance_forward, is_plain
+from hf_cpu_accel.guard.modules import instance_forward
+from hf_cpu_accel.patching.hooks import is_plain
 from hf_cpu_accel.patching.restore import swap_module
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.core.context import NOT_PLAIN, Context, refusal_to_swap

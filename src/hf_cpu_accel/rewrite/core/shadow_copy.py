@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from hf_cpu_accel.guard.stores import observing_stores
 from hf_cpu_accel.patching.hooks import HOOKS_OF_DIFFUSERS
 from hf_cpu_accel.patching.override import Override
 from hf_cpu_accel.rewrite.core.foreign_code import call_foreign, ours
@@ -70,7 +71,8 @@ class Shadow:
         Raises:
             OwnError: of `Refused`, in the place of an op that writes to a parameter or buffer.
         """
-        with disable_grouping(), AroundOps(partial(_refuse_writes, self._shared())):
+        refusing = AroundOps(partial(_refuse_writes, self._shared()))
+        with disable_grouping(), observing_stores(self._copies.values()), refusing:
             yield
 
     def _shared(self) -> set[int]:
@@ -93,7 +95,7 @@ class Shadow:
         }
         held["_non_persistent_buffers_set"] = set(module._non_persistent_buffers_set)
         if "_hooks_inside" in state:  # of a fused module
-            held |= {"_hooks_inside": (), "_inside": None}
+            held |= {"_hooks_inside": (), "_guard": None}
         made.__dict__.update(held)
 
     def _mapped(self, value: Any, depth: int) -> Any:

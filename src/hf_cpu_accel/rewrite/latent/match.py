@@ -7,9 +7,9 @@ from typing import Any
 
 from torch import nn
 
+from hf_cpu_accel.guard.modules import instance_forward
 from hf_cpu_accel.hosts.arguments import parameters_of, takes_cache
 from hf_cpu_accel.patching.fused_module import fused_layer
-from hf_cpu_accel.patching.hooks import instance_forward
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.core.context import Context, refusal_to_swap
 from hf_cpu_accel.rewrite.core.fuse_each import fuse_each

@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from hf_cpu_accel.guard.modules import class_of
 from hf_cpu_accel.hosts.arguments import parameters_of, with_its_cache_name
-from hf_cpu_accel.patching.inside import class_of
 from hf_cpu_accel.rewrite.core.foreign_code import call_foreign
 from hf_cpu_accel.rewrite.core.refusal import Refusal
 from hf_cpu_accel.rewrite.core.shadow_copy import Shadow

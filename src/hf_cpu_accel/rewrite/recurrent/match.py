@@ -8,10 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hf_cpu_accel.guard.modules import class_of, instance_forward
 from hf_cpu_accel.hosts.arguments import parameters_of, takes_cache, with_its_cache_name
 from hf_cpu_accel.patching.fused_module import fused_layer
-from hf_cpu_accel.patching.hooks import instance_forward
-from hf_cpu_accel.patching.inside import class_of
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.core.context import Context, refusal_to_swap
 from hf_cpu_accel.rewrite.core.foreign_code import call_foreign
