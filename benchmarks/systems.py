@@ -6,7 +6,6 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from torch import nn
@@ -47,8 +46,8 @@ def _quantize_dynamic(model: nn.Module) -> nn.Module:
         return torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8)
 
 
-def _ours(model: nn.Module, dtype: str, **options: Any) -> nn.Module:
-    return accelerate_for_cpu(model, dtype=dtype, **options)
+def _ours(model: nn.Module, dtype: str) -> nn.Module:
+    return accelerate_for_cpu(model, dtype=dtype)
 
 
 def _compiler(model: nn.Module, dtype: str) -> nn.Module:
@@ -70,9 +69,6 @@ SYSTEMS: dict[str, System] = {
     "ours-bf16": System(partial(_ours, dtype="bfloat16")),
     "ours-int8": System(partial(_ours, dtype="int8")),
     "ours-int8-static": System(partial(_ours, dtype="int8-static"), calibrates=True),
-    "ours-compiled-fp32": System(partial(_ours, dtype="float32", compile="now")),
-    "ours-compiled-bf16": System(partial(_ours, dtype="bfloat16", compile="now")),
-    "ours-compiled-int8": System(partial(_ours, dtype="int8", compile="now")),
     "compiler-fp32": System(partial(_compiler, dtype="float32")),
     "compiler-bf16": System(partial(_compiler, dtype="bfloat16"), torch.bfloat16),
     "compiler-int8": System(partial(_compiler, dtype="int8")),

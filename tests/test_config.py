@@ -45,10 +45,6 @@ def test_is_frozen_and_hashable():
         ({"compile": True}, TypeError, r"compile=True"),
         ({"originals": "cloud"}, ValueError, r"originals='cloud'"),
         ({"providers": "torch"}, ValueError, r"providers='torch' is unknown, accepted: 'auto', 'own'"),
-        ({"trust_compiled": 1}, TypeError, r"trust_compiled=1: expected True or False"),
-        ({"compiled_bundle": 1}, TypeError, r"compiled_bundle=1: expected the path of a folder"),
-        ({"compiled_bundle": "/no/such"}, ValueError, r"compiled_bundle='/no/such' does not exist"),
-        ({"compiled_bundle": "/"}, ValueError, r"pass trust_compiled=True"),
         ({"reorder": "metis"}, ValueError, r"reorder='metis' is unknown, accepted: 'none', 'degree', 'rcm'"),
         (
             {"kv_cache": "int4"},

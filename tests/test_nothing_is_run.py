@@ -31,9 +31,9 @@ _CALLS = {
     "ctypes.CDLL": "machine code",
     "ctypes.PyDLL": "machine code",
     "ctypes.cdll.LoadLibrary": "machine code",
+    "torch._C._aoti.AOTIModelPackageLoader": "machine code",
     "torch.classes.load_library": "machine code",
     "torch.utils.cpp_extension.load": "machine code",
-    "torch._C._aoti.AOTIModelPackageLoader": "machine code",
     "torch.ops.load_library": "machine code",
     "aoti_load_package": "machine code",
 }
@@ -41,12 +41,6 @@ _ARGUMENTS = {"allow_pickle", "shell", "trust_remote_code", "use_unsafe_loader"}
 
 # (file, function, what is found): why it may be there.
 ALLOWED = {
-    ("src/hf_cpu_accel/compiler/background/worker.py", "main", "torch.load without weights_only=True"): (
-        "the block that a child process compiles, in an unnamed file from its parent"
-    ),
-    ("src/hf_cpu_accel/compiler/torch_private/aot_inductor.py", "load_library", "machine code"): (
-        "a compiled block, after `compiler/background/artifacts.py` has checked that this user owns it or trusts the bundle"
-    ),
     ("src/hf_cpu_accel/compiler/torch_private/aot_inductor.py", "load_package", "machine code"): (
         "the file that the caller of `load_aot` names"
     ),

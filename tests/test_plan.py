@@ -31,7 +31,6 @@ def test_sums_and_counts():
 def test_table_shows_all_modules_and_merges_equal_layers():
     text = str(_plan())
     assert "4 modules replaced, 1 left; int8; native kernels, tier avx2; 6.5 MB packed" in text
-    assert "compile off, 0 recompiles" in text
     assert "2 threads: one per core" in text
     lines = {line.split()[0]: line for line in text.splitlines()}
     assert "x3" in lines["layer.*.query"]

@@ -48,7 +48,7 @@ AGAINST_RIVALS = (
     "deberta-v3-base:8x128",
     "roberta-base:16x8-128",
 )
-# Models whose layers no rule knows as a whole: what the compiler adds to the rules shows here.
+# Models whose layers are of no known form: they are recorded.
 WITHOUT_RULE = (
     "mobilebert-uncased:1x128",
     "conv-bert-base:1x128",

@@ -170,10 +170,6 @@ def explain(target: object) -> Plan:
             assert acceleration is not None
             plan = with_unfused(with_providers(acceleration.plan, with_lowered(part)), part)
             plan = with_engines(with_first_calls(plan, part), part)
-            if acceleration.config.compile in ("now", "background"):
-                from hf_cpu_accel.compiler.background.attach import with_compiled
-
-                plan = with_compiled(plan, acceleration)
             plan_list.append(plans.under(root.name, plan))
     if not plan_list:
         return plans.nothing(threads=torch.get_num_threads())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,15 +46,9 @@ class CPUAccelConfig:
         accuracy: a number between 0 and 1 that replaces `dtype`. Each layer gets the fastest dtype with which all rows of outputs
             have at least this cosine to the outputs of the eager model on the examples. For causal language models, the perplexity
             is at most `1 / accuracy` of the eager one instead. See `accelerate_for_cpu` for the examples.
-        compile: whether to compile blocks that are not fused.
-
-            - `"auto"`, `"off"`: do not compile.
-            - `"now"`: the first call waits until the blocks are compiled.
-            - `"background"`: a child process of lowest priority compiles them while the packed layers run. A block switches to its
-              compiled form between two calls if the form agrees and is faster.
-        compiled_bundle: a folder written by `hf-cpu-accel compile --bundle`, in which `compile` looks for compiled blocks.
-        trust_compiled: must be True with `compiled_bundle`, which contains machine code that runs in this process. Use only folders
-            from sources that you trust.
+        compile: has no effect. Layers of no known form are recorded and replayed with each value. `"now"` and `"background"`, which
+            compiled them in earlier versions, are accepted with one warning. To compile a model, use
+            `torch.compile(model, backend="hf_cpu_accel")`.
         threads: number of intra-op threads; None to choose it from affinity, cgroup quota and physical cores.
         skip_modules: module paths or shell-style patterns (`"*.pooler"`) of modules to leave as they are, including all modules
             below them.
@@ -113,8 +108,6 @@ class CPUAccelConfig:
     int4_group: int = 32
     head_dtype: str = "auto"
     reorder: str = "none"
-    compiled_bundle: str | None = None
-    trust_compiled: bool = False
     dtypes: Mapping[str, str] | tuple[tuple[str, str], ...] = ()
     accuracy: float | None = None
     static_range: str = "min-max"
@@ -124,6 +117,8 @@ class CPUAccelConfig:
         _check_choice("static_range", self.static_range, STATIC_RANGES)
         _check_choice("head_dtype", self.head_dtype, DTYPES)
         _check_choice("compile", self.compile, COMPILE)
+        if self.compile in ("now", "background"):
+            _warn_of_compile(self.compile)
         _check_choice("originals", self.originals, ORIGINALS)
         _check_choice("providers", self.providers, PROVIDERS)
         _check_choice("padding", self.padding, PADDING)
@@ -139,11 +134,6 @@ class CPUAccelConfig:
             raise TypeError(f'verify={self.verify!r}: expected True, False or "first"')
         if isinstance(self.verify, str) and self.verify != "first":
             raise ValueError(f'verify={self.verify!r}: accepted are True, False and "first"')
-        if not isinstance(self.trust_compiled, bool):
-            raise TypeError(f"trust_compiled={self.trust_compiled!r}: expected True or False")
-        if self.compiled_bundle is not None:
-            _check_bundle(self.compiled_bundle, self.trust_compiled)
-            object.__setattr__(self, "compiled_bundle", str(self.compiled_bundle))
         # JSON has no tuples, so lists are accepted. They are stored as tuples, for equality and hashing.
         object.__setattr__(self, "skip_modules", _as_patterns(self.skip_modules))
         object.__setattr__(self, "dtypes", _as_dtypes(self.dtypes))
@@ -231,18 +221,13 @@ def _check_choice(name: str, value: object, accepted: tuple[str, ...]) -> None:
         raise ValueError(f"{name}={value!r} is unknown, accepted: {quoted}")
 
 
-def _check_bundle(bundle: object, trusted: bool) -> None:
-    if not isinstance(bundle, str | Path):
-        raise TypeError(f"compiled_bundle={bundle!r}: expected the path of a folder")
-    if not Path(bundle).is_dir():
-        raise ValueError(
-            f"compiled_bundle={str(bundle)!r} does not exist: expected a folder from hf-cpu-accel compile --bundle"
-        )
-    if not trusted:
-        raise ValueError(
-            f"compiled_bundle={str(bundle)!r} contains machine code that would run in this process: "
-            "pass trust_compiled=True if you trust its source"
-        )
+def _warn_of_compile(value: str) -> None:
+    warnings.warn(
+        f"compile={value!r} compiles nothing: layers of no known form are recorded and replayed, as with compile='auto'; "
+        'to compile a model, use torch.compile(model, backend="hf_cpu_accel")',
+        FutureWarning,  # shown once by default: the location is always this file
+        stacklevel=2,
+    )
 
 
 def _check_threads(threads: object) -> None:

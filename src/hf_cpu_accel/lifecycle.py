@@ -114,13 +114,8 @@ def accelerate_roots(
                     calibration=calibration,
                 )
                 acceleration.journal.changes.insert(0, changed)
-                if root.trains:
-                    continue
-                _follow_writers(root.module, acceleration.journal)
-                if settings.compile in ("now", "background"):
-                    from hf_cpu_accel.compiler.background.attach import attach
-
-                    attach(root.module, acceleration)
+                if not root.trains:
+                    _follow_writers(root.module, acceleration.journal)
         except BaseException:
             with Uninterrupted():
                 ThreadCount(before, torch.get_num_threads()).undo()

@@ -6,7 +6,7 @@ import dataclasses
 import io
 import re
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hf_cpu_accel.config import CPUAccelConfig
@@ -51,44 +51,6 @@ class PlanItem:
 
 
 @dataclass(frozen=True)
-class CompiledRegion:
-    """Describe how equal blocks, called with one form of arguments, were compiled.
-
-    Attributes:
-        name: path of the blocks, with `*` for their number.
-        blocks: number of blocks.
-        state: `"waiting"` (for a call), `"compiling"`, `"measuring"`, `"switched"` or `"level 1"` (the packed layers run).
-        reason: why the packed layers still run in all or some blocks; None if all blocks were switched.
-        gains: measured speedups over the packed layers, one per size of input.
-        cpu_seconds: CPU time of compiling in seconds, including the C++ compiler.
-        graphs: number of compiled libraries in use.
-        cached: how many of these libraries were loaded from disk.
-        rewrites: matches of each pass in the first graph, {pass: matches}.
-        ours: ops of this package in the first graph, {op: calls}.
-        rest: other ops in the first graph, {op: calls}.
-    """
-
-    name: str
-    blocks: int
-    state: str
-    reason: str | None = None
-    gains: tuple[float, ...] = ()
-    cpu_seconds: float = 0.0
-    graphs: int = 0
-    cached: int = 0
-    rewrites: dict[str, int] = field(default_factory=dict)
-    ours: dict[str, int] = field(default_factory=dict)
-    rest: dict[str, int] = field(default_factory=dict)
-
-    def __str__(self) -> str:
-        gains = ", ".join(f"{gain:.2f}x" for gain in self.gains)
-        cost = "from disk" if self.graphs and self.cached == self.graphs else f"{self.cpu_seconds:.1f} CPU-s"
-        parts = [self.state, *([f"({self.reason})"] if self.reason else [])]
-        parts += [f"speedup {gains}"] * bool(gains) + [cost] * bool(self.graphs)
-        return f"compiled: {self.name} x{self.blocks}: {', '.join(parts)}"
-
-
-@dataclass(frozen=True)
 class Plan:
     """Hold the settings that were resolved for this machine, and one `PlanItem` per module.
 
@@ -102,9 +64,6 @@ class Plan:
         thread_reason: why this number of threads, as a sentence.
         kernels: `"native"`, or `"reference"` if the extension is not loaded and plain PyTorch ops run.
         providers: whether other providers are measured, and where the results are stored, as a sentence.
-        compile_state: state of compiling in a few words.
-        recompiles: how often a further form of arguments was compiled.
-        compiled: the compiled regions.
         config: the `CPUAccelConfig` in use; None if nothing is accelerated.
         notes: sentences about the model as a whole, such as which padding is computed and why.
         choices: the dtypes chosen for `accuracy=`, one `Choice` per model; empty without `accuracy=`.
@@ -117,9 +76,6 @@ class Plan:
     thread_reason: str
     kernels: str
     providers: str = "hf_cpu_accel only"
-    compile_state: str = "off"
-    recompiles: int = 0
-    compiled: tuple[CompiledRegion, ...] = ()
     config: CPUAccelConfig | None = None
     notes: tuple[str, ...] = ()
     choices: tuple[Choice, ...] = ()
@@ -211,11 +167,9 @@ class Plan:
         )
         return (
             f"{len(self.replaced)} modules replaced, {len(self.left)} left; {self.dtype}; "
-            f"{self.kernels} kernels, tier {self.tier}; {self.packed_bytes / 1e6:.1f} MB packed{copied}; "
-            f"compile {self.compile_state}, {self.recompiles} recompiles\n"
+            f"{self.kernels} kernels, tier {self.tier}; {self.packed_bytes / 1e6:.1f} MB packed{copied}\n"
             f"{self.threads} threads: {self.thread_reason}\n"
-            f"providers: {self.providers}"
-            + "".join(f"\n{line}" for line in (*self.choices, *self.notes, *self.compiled))
+            f"providers: {self.providers}" + "".join(f"\n{line}" for line in (*self.choices, *self.notes))
         )
 
 
@@ -258,8 +212,6 @@ def join(plans: list[Plan]) -> Plan:
     return dataclasses.replace(
         plans[0],
         items=tuple(item for plan in plans for item in plan.items),
-        compiled=tuple(region for plan in plans for region in plan.compiled),
-        recompiles=sum(plan.recompiles for plan in plans),
         notes=tuple(note for plan in plans for note in plan.notes),
         choices=tuple(choice for plan in plans for choice in plan.choices),
     )
@@ -272,7 +224,6 @@ def under(name: str, plan: Plan) -> Plan:
     return dataclasses.replace(
         plan,
         items=tuple(dataclasses.replace(item, name=f"{name}.{item.name}") for item in plan.items),
-        compiled=tuple(dataclasses.replace(part, name=f"{name}.{part.name}") for part in plan.compiled),
         notes=tuple(f"{name}.{note}" for note in plan.notes),
         choices=tuple(dataclasses.replace(choice, name=name) for choice in plan.choices),
     )

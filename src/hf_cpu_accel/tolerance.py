@@ -113,7 +113,3 @@ MATRIX_PRODUCT = Closeness(1e-5, 1e-6)
 PROVIDER = Tolerance(1e-5, 1e-2, int8=2e-2)
 # Sums of 144 products of random numbers, about 12, in bfloat16: the rounding error of the output is 2^-8 of it.
 PROVIDER_CONVOLUTION = Closeness(0.02, 0.1)
-# A compiled form against level 1: 1 - cosine of the worst row, and the largest error relative to the largest value. Both forms
-# round in different places; wrong code turns rows by more.
-COMPILED_DIRECTION = Tolerance(1e-5, 1e-3, int8=2e-3, int4=2e-3)
-COMPILED_ERROR = Tolerance(1e-3, 5e-2, int8=0.1, int4=0.1)

@@ -54,12 +54,6 @@ write_file(Path('folder'), 'llama').rename('folder/model.Q4_1.gguf')
 """,
     "reference/server.md": SERVER.format(model=MINILM),
     "tutorials/embeddings.md": SERVER.format(model=f"minilm={MINILM}"),
-    "how-to/compile.md": f"""
-import os
-from transformers import AutoModel
-model = AutoModel.from_pretrained({MINILM!r})
-folder = os.getcwd()
-""",
 }
 # Pages about packages that the suite lacks; `make test-adapters` runs them.
 ELSEWHERE = {"how-to/other-libraries.md"}

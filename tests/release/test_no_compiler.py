@@ -1,4 +1,4 @@
-"""Where there is no compiler: native kernels serve, and what would have to be compiled says that it is off."""
+"""Without a compiler: native kernels run, and `doctor` reports that nothing can be generated."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ input = torch.randn(3, 64)
 with torch.no_grad():
     expected = model(input)
     through_backend = torch.compile(model, backend="hf_cpu_accel")(input)
-    accelerate_for_cpu(model, dtype="float32", compile="background")
+    accelerate_for_cpu(model, dtype="float32")
     accelerated = model(input)
 torch.testing.assert_close(through_backend, expected, atol=1e-5, rtol=1e-4)
 torch.testing.assert_close(accelerated, expected, atol=1e-5, rtol=1e-4)
@@ -41,8 +41,6 @@ plan = explain(model)
 print(json.dumps({
     "kernels": report["kernels"],
     "compiling": report["compiling"],
-    "state": plan.compile_state,
-    "plan": str(plan),
     "replaced": len(plan.replaced),
     "runtimes of torch": brought,
     "runtimes of all": runtimes(),
@@ -51,7 +49,7 @@ print(json.dumps({
 
 
 @pytest.mark.skipif(not extension.status().loaded, reason="the kernels are not built")
-def test_kernels_serve_and_compiling_says_that_it_is_off(tmp_path: Path) -> None:
+def test_kernels_run_without_a_compiler(tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if name not in ("CXX", "CC")}
     environment |= {"PATH": str(tmp_path), "HF_CPU_ACCEL_HOME": str(tmp_path)}
     done = run_child([sys.executable, "-c", PROGRAM], env=environment, cwd=tmp_path)
@@ -59,8 +57,6 @@ def test_kernels_serve_and_compiling_says_that_it_is_off(tmp_path: Path) -> None
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["kernels"].startswith("native, ")
     assert found["replaced"]
-    assert found["compiling"] == "off, no C++ compiler found (install g++ or set CXX); level 1 runs"
-    assert found["state"] == f"background: {found['compiling']}"
-    assert found["compiling"] in " ".join(found["plan"].split())  # lines are wrapped
+    assert found["compiling"] == "torch.compile generates no code: no C++ compiler found"
     # The kernels run on torch's own threads.
     assert found["runtimes of all"] == found["runtimes of torch"]

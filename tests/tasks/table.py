@@ -31,7 +31,7 @@ from `explain()`.
 - **left alone**: nothing is replaced.
 
 **Other ops** are replaced modules outside of whole layers. **Left** are modules with weights that are not replaced, without
-lookup tables, norms, and heads of a few classes. [`compile=`](../how-to/compile.md) can compile these. `explain(pipe)` prints
+lookup tables, norms, and heads of a few classes. [`torch.compile`](../how-to/compile.md) can compile these. `explain(pipe)` prints
 the reasons for your model. `make docs-tasks` writes this page.
 
 | Task | Tested with | State | Whole layers | Other ops | Left |
@@ -53,7 +53,7 @@ def _found(case: Case) -> tuple[Plan, dict[str, str | None]]:
     linears = linears_of_layers(model)
     if linears and not attends(model, list(linears), lambda: pipe(*args, **options)):
         linears = {}
-    accelerate_for_cpu(pipe, dtype="float32", compile="off")
+    accelerate_for_cpu(pipe, dtype="float32")
     pipe(*args, **options)
     plan = explain(model)
     return plan, told_of_layers(linears, plan)

@@ -231,7 +231,6 @@ class _Search:
         trial = replace(
             settings,
             accuracy=None,
-            compile="off",
             verify=bool(settings.verify),
             originals="disk" if settings.originals == "drop" else settings.originals,
         )

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from hf_cpu_accel.compiler.background import toolchain
+from hf_cpu_accel.compiler.torch_private import unknown_version
 from hf_cpu_accel.runtime import private_files as private
 from hf_cpu_accel.runtime.hardware import EMULATED_AMX, ISA_VARIABLE, TIERS, CPUInfo, tiers_of
 from hf_cpu_accel.runtime.home_folder import HOME_VARIABLE, REMEDY
@@ -186,16 +186,25 @@ def allocator(name: str, heap: HeapStatus) -> Check:
 
 
 def compiling(environ: Mapping[str, str]) -> Check:
-    """Report the compiler for compile= and torch.compile; the built kernels need none."""
-    off = toolchain.why_off(environ)
-    if off is None:
-        return Check("compiling", f"on request, with {toolchain.compiler(environ)}")
-    fix = (
-        "Install a supported version of torch, or a newer hf_cpu_accel."
-        if toolchain.compiler(environ)
-        else "Only compile= and torch.compile need a compiler: `apt-get install g++`. The built kernels need none."
-    )
-    return Check("compiling", f"off, {off}; level 1 runs", "note", fix)
+    """Report the compiler for torch.compile; the built kernels need none."""
+    unknown, compiler = unknown_version(), _compiler(environ)
+    if unknown is not None:
+        fix = "Install a supported version of torch, or a newer hf_cpu_accel."
+        return Check("compiling", f"torch.compile runs without passes: {unknown}", "note", fix)
+    if compiler is None:
+        fix = "Only torch.compile and export need one: `apt-get install g++`, or set CXX. The built kernels need none."
+        return Check("compiling", "torch.compile generates no code: no C++ compiler found", "note", fix)
+    return Check("compiling", f"on request, with {compiler}")
+
+
+def _compiler(environ: Mapping[str, str]) -> str | None:
+    """Return the path of the C++ compiler in CXX, else of g++ or clang++; None if there is none. Imports no Inductor.
+
+    Inductor itself uses clang++ on Linux only if CXX names it.
+    """
+    names = filter(None, (environ.get("CXX"), "g++", "clang++"))
+    paths = (shutil.which(name.split()[0], path=environ.get("PATH")) for name in names)
+    return next(filter(None, paths), None)
 
 
 def bfloat16(fast: bool) -> Check:

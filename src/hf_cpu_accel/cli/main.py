@@ -8,7 +8,6 @@ import typer
 
 from hf_cpu_accel.cli.bench.command import bench
 from hf_cpu_accel.cli.chat import chat
-from hf_cpu_accel.cli.compile import compile_model
 from hf_cpu_accel.cli.demo import demo
 from hf_cpu_accel.cli.doctor import doctor, versions
 from hf_cpu_accel.cli.export import export
@@ -29,7 +28,6 @@ app.command()(doctor)
 app.command()(bench)
 app.command()(chat)
 app.command()(demo)
-app.command("compile")(compile_model)
 app.command()(export)
 app.command(context_settings=CONTEXT)(launch)
 app.command()(pack)

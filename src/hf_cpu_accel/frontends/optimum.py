@@ -191,7 +191,7 @@ class CPUModel(Saved, OptimizedModel):
         return self
 
     def compile(self) -> None:
-        """Do nothing: no engine needs a preparation. See `CPUAccelConfig(compile=...)` for compiling blocks."""
+        """Do nothing: no engine needs a preparation."""
 
     def reshape(self, *shape: Any, **shapes: Any) -> CPUModel:
         """Return self unchanged: the model accepts inputs of any shape."""

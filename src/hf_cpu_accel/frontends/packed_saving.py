@@ -213,8 +213,6 @@ def save_packed(model: Any, folder: str | Path) -> int:
         accuracy=None,
         threads=None,
         skip_modules=_skip_modules_of(model, acceleration),
-        compiled_bundle=None,
-        trust_compiled=False,
     )
     about = {
         "library_version": _library_version(),

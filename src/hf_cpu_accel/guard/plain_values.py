@@ -10,11 +10,11 @@ from typing import Any
 import torch
 
 # Immutable values, for which equal is identical. And types and functions, which are equal only to themselves.
-CONSTANTS = (
+VALUES = (
     *(type(None), bool, int, float, complex, str, bytes, range, slice),
     *(torch.dtype, torch.device),
+    *(type, FunctionType, BuiltinFunctionType),
 )
-VALUES = (*CONSTANTS, type, FunctionType, BuiltinFunctionType)
 _SEQUENCES = (list, tuple, set, frozenset, torch.Size)
 _MOST_VALUES = 256  # of a container: it is compared in each call
 

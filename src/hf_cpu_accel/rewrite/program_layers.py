@@ -14,13 +14,10 @@ from hf_cpu_accel.rewrite.encoder.expected_layers import is_layer
 from hf_cpu_accel.rewrite.linear.tensor_parallel import is_joined
 
 _INDICES = ("layer_idx", "layer_id")  # attributes
-_COMPILED = ("now", "background")  # compiling does more with such blocks
 
 
 def record_layers(context: Context) -> list[PlanItem]:
     """Record every transformer layer that is not fused."""
-    if context.config.compile in _COMPILED:
-        return []
 
     def look(layer: nn.Module, path: str, context: Context) -> ProgramLayer | Refusal | None:
         if isinstance(layer, FusedModuleMixin) or not _is_called_layer(context.root, path):

@@ -1,4 +1,4 @@
-"""Files and folders that no other user can have written, because some of their content is code."""
+"""Files and folders that no other user can have written."""
 
 from __future__ import annotations
 

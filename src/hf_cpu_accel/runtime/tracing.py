@@ -1,10 +1,9 @@
-"""Check whether the calling thread traces a graph; torch only has a flag for the whole process."""
+"""Check whether a graph is traced, and mark values as constants of a trace."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 import torch
@@ -12,21 +11,14 @@ import torch
 F = TypeVar("F", bound=Callable[..., Any])
 
 _TRACER = torch._C.DispatchKeySet(torch._C._parse_dispatch_key("Tracer"))  # type: ignore[arg-type]
-_lock = threading.Lock()
-_exporting: int | None = None  # the thread that is in `exporting`
 
 
 def is_tracing() -> bool:
-    """Return whether the calling thread traces a graph, by `torch.compile`, `torch.export` or `torch.jit.trace`.
+    """Return whether this thread traces a graph by `torch.jit.trace`, or any thread by `torch.compile` or `torch.export`.
 
     Sizes of a graph are symbols, so code that reads them as numbers, or that defers work to a later layer, must not run.
-
-    `torch.compiler.is_compiling()` is for the whole process; the thread is known while this package exports. Code that depends on
-    each other while a graph is traced uses this function, since the result must be consistent.
     """
-    if torch.jit.is_tracing():  # of this thread
-        return True
-    return torch.compiler.is_compiling() and (_exporting is None or _exporting == threading.get_ident())
+    return torch.jit.is_tracing() or torch.compiler.is_compiling()
 
 
 def untraced() -> AbstractContextManager[Any]:
@@ -41,15 +33,3 @@ def constant_while_traced(function: F) -> F:
     """
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
-
-
-@contextmanager
-def exporting() -> Iterator[None]:
-    """Inside, this thread exports a graph, while other threads may call the model. Only one thread exports at a time."""
-    global _exporting
-    with _lock:
-        _exporting = threading.get_ident()
-        try:
-            yield
-        finally:
-            _exporting = None

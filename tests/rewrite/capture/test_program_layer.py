@@ -6,6 +6,7 @@ import copy
 import cProfile
 import inspect
 import pickle
+import warnings
 from typing import Any, ClassVar
 
 import pytest
@@ -148,13 +149,20 @@ def test_written_biases_and_norms_are_read_anew() -> None:
     assert error(after, run(model, **batch)) <= 1e-5
 
 
-def test_background_compilation_gets_the_layers() -> None:
-    """It does more with them than run their steps."""
-    from hf_cpu_accel.rewrite.core.refusal import RECORDED
-
-    model = Stack(Written(plain), Written(plain)).eval()
-    accelerate_for_cpu(model, dtype="float32", compile="background")
-    assert RECORDED not in explain(model).counts()
+@pytest.mark.parametrize("value", ["now", "background"])
+def test_values_of_compile_from_earlier_versions_record_layers_and_warn_once(value: str) -> None:
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("default")
+        for _ in range(2):
+            model = Stack(Written(plain), Written(plain)).eval()
+            hidden = states(2, 5)
+            expected = run(model, hidden)
+            accelerate_for_cpu(model, dtype="float32", compile=value)
+            assert error(run(model, hidden), expected) <= 1e-5
+            assert explain(model).counts()["recorded layer"] == 2
+    (warning,) = [one for one in found if one.category is FutureWarning]
+    assert f"compile={value!r} compiles nothing" in str(warning.message)
+    assert 'torch.compile(model, backend="hf_cpu_accel")' in str(warning.message)
 
 
 def plain(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None) -> Tensor:

@@ -12,9 +12,6 @@ import transformers as tf
 from torch import Tensor, nn
 
 from hf_cpu_accel import accelerate_for_cpu, explain
-from hf_cpu_accel.compiler import torch_private
-from hf_cpu_accel.compiler.background.trace import NotCompiled
-from hf_cpu_accel.runtime import tracing
 from tests.rewrite.convolution import residual_blocks, test_convnext_block
 from tests.rewrite.convolution.convolution_blocks import with_statistics
 from tests.rewrite.encoder.test_window_layer import swin
@@ -156,49 +153,3 @@ def test_another_threads_calls_are_right_while_a_model_is_looked_at(structure: s
     assert len(answers) > 2
     for answer in answers:
         torch.testing.assert_close(answer, expected, **ACCURACY)
-
-
-class Block(nn.Module):
-    """A block for the compiler: nothing in it is fused."""
-
-    def __init__(self, spy: Spy) -> None:
-        super().__init__()
-        self.up, self.down, self.norm, self.spy = nn.Linear(32, 64), nn.Linear(64, 32), nn.LayerNorm(32), spy
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.down(self.spy(self.up(self.norm(x))) * 2)
-
-
-@torch.no_grad()
-def test_another_threads_calls_are_right_while_a_block_is_compiled_now(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def written(*args: object) -> None:
-        raise NotCompiled("it is traced, which is what this is about")
-
-    monkeypatch.setattr(torch_private, "write_library", written)
-    spy, x = Spy(), torch.randn(3, 32)
-    model = nn.Sequential(Block(spy), Block(spy), nn.Tanh()).eval()
-    expected = model(x)
-    accelerate_for_cpu(model, dtype="float32", compile="now")
-    classes = [type(module) for module in model.modules()]
-    with spy.asking(lambda: model(x)) as answers:
-        torch.testing.assert_close(model(x), expected, **ACCURACY)
-    assert "which is what this is about" in str(explain(model).compiled)
-    assert len(answers) > 2
-    for answer in answers:
-        torch.testing.assert_close(answer, expected, **ACCURACY)
-    assert [type(module) for module in model.modules()] == classes
-
-
-def test_a_graph_is_traced_by_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch tells all threads that one is traced: a convolution could leave a norm to a module that is not asked to."""
-    answers: list[bool] = []
-    with tracing.exporting():
-        monkeypatch.setattr(torch.compiler, "_is_compiling_flag", True)
-        other = threading.Thread(target=lambda: answers.append(tracing.is_tracing()))
-        other.start()
-        other.join()
-        assert tracing.is_tracing()
-    assert answers == [False]
-    assert tracing.is_tracing()  # somebody else's graph: in which thread, nobody knows

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
 import torch
@@ -35,16 +35,6 @@ def fake_mode() -> Any:
     from torch._guards import TracingContext
 
     return TracingContext.get().fake_mode
-
-
-@contextmanager
-def as_if_traced(inputs: Iterable[Any]) -> Iterator[None]:
-    """Inside, `fake_mode()` is that of the fake tensors among `inputs`."""
-    from torch._guards import TracingContext, tracing
-
-    mode: Any = next(input.fake_mode for input in inputs if isinstance(input, Tensor))  # type: ignore[attr-defined]
-    with tracing(TracingContext(mode)):
-        yield
 
 
 def tracing(mode: Any) -> AbstractContextManager[Any]:

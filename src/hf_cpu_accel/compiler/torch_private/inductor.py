@@ -1,11 +1,8 @@
-"""Inductor: compiling a graph, its settings and its folder."""
+"""Inductor: compiling a graph, and its settings."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -85,26 +82,3 @@ def with_pass(uuid: Callable[[], str]) -> dict[str, Any]:
     from torch._inductor.custom_graph_pass import get_custom_graph_passes
 
     return {"post_grad_custom_pre_pass": [*get_custom_graph_passes(theirs), Marker()]}
-
-
-def inductor_folder() -> Path:
-    """Return the folder of Inductor's caches (some of its files are pickles)."""
-    from torch._inductor.runtime.cache_dir_utils import default_cache_dir
-
-    return Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or default_cache_dir())
-
-
-@contextmanager
-def inductor_in(folder: Path) -> Iterator[None]:
-    """Inside, Inductor's caches are in `folder`, including precompiled headers, which are otherwise always in /tmp."""
-    from torch._inductor import codecache
-    from torch._inductor.runtime.cache_dir_utils import temporary_cache_dir
-
-    before = codecache._HEADER_DIR, codecache._HEADER_LOCK_DIR
-    headers = folder / "precompiled_headers"
-    codecache._HEADER_DIR, codecache._HEADER_LOCK_DIR = str(headers), str(headers / "locks")
-    try:
-        with temporary_cache_dir(str(folder)):
-            yield
-    finally:
-        codecache._HEADER_DIR, codecache._HEADER_LOCK_DIR = before

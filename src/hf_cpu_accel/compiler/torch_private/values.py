@@ -1,4 +1,4 @@
-"""Values in graphs (tensors, sizes, targets of calls), and active modes."""
+"""Values in graphs: tensors, sizes and targets of calls."""
 
 from __future__ import annotations
 
@@ -51,12 +51,3 @@ def is_higher_order(target: object) -> bool:
 def is_transform(target: object) -> bool:
     """Return whether the target of a node enters or leaves a transform of torch.func: values inside have hidden dimensions."""
     return str(getattr(target, "__module__", "")).startswith("torch._functorch")
-
-
-def modes_are_on() -> bool:
-    """Return whether modes or global hooks intercept calls of torch or of modules (tracers, counters, a default device)."""
-    return bool(
-        torch._C._len_torch_dispatch_stack()
-        or torch._C._len_torch_function_stack()
-        or torch.nn.modules.module._has_any_global_hook()
-    )

@@ -44,7 +44,6 @@ _MODULES = (
     "torch._inductor.compile_fx",
     "torch._inductor.cpp_builder",
     "torch._inductor.custom_graph_pass",
-    "torch._inductor.runtime.cache_dir_utils",
     "torch.fx.experimental.proxy_tensor",
 )
 

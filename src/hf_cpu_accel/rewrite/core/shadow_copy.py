@@ -82,7 +82,7 @@ class Shadow:
 
     def _fill(self, made: nn.Module, module: nn.Module) -> None:
         state = dict(vars(module))
-        if hooks_a_forward(module):
+        if _hooks_a_forward(module):
             del state["forward"]
         for name in (HOOKS_OF_DIFFUSERS, *_OF_ACCELERATE, "_compiled_call_impl"):
             state.pop(name, None)
@@ -132,7 +132,7 @@ def _buffers(module: nn.Module) -> dict[str, Tensor | None]:
     }
 
 
-def hooks_a_forward(module: nn.Module) -> bool:
+def _hooks_a_forward(module: nn.Module) -> bool:
     """Return whether a hook of diffusers or accelerate replaces the forward of the module."""
     state = vars(module)
     return "forward" in state and (HOOKS_OF_DIFFUSERS in state or _OF_ACCELERATE[0] in state)
