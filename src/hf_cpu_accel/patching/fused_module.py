@@ -12,6 +12,7 @@ from hf_cpu_accel.guard.code import names_for_others
 from hf_cpu_accel.guard.guard import Guard
 from hf_cpu_accel.guard.modules import class_of, is_package_class
 from hf_cpu_accel.guard.stores import names_stored
+from hf_cpu_accel.patching.accelerated_module import AcceleratedModule
 from hf_cpu_accel.patching.hooks import (
     carried_attributes,
     forward_hooks,
@@ -51,9 +52,10 @@ _OF_MODULES = frozenset((*vars(nn.Module), *vars(nn.Module()), *vars(type("Empty
 _classes: dict[tuple[type[nn.Module], type[nn.Module]], type[nn.Module]] = {}
 
 
-class FusedModuleMixin(nn.Module):
+class FusedModuleMixin(AcceleratedModule):
     """Mixin of a fused forward; copies and pickles name the two classes instead of the mixed class."""
 
+    reads_parameters: ClassVar[bool] = True
     _fused_class: type[nn.Module]
     _original_class: type[nn.Module]
     _hooks_inside: tuple[dict[int, Any], ...] = ()

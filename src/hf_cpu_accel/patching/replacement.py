@@ -14,6 +14,7 @@ from torch.nn.utils import parametrize
 from hf_cpu_accel.guard.code import names_reached
 from hf_cpu_accel.guard.modules import is_package_class
 from hf_cpu_accel.guard.plain_values import is_plain_value
+from hf_cpu_accel.patching.accelerated_module import AcceleratedModule
 from hf_cpu_accel.patching.restore import SIZES, Journal, SwappedModule
 
 # Methods that a class may override: replacements have their own, or call the host's.
@@ -23,7 +24,7 @@ _OVERRIDDEN = frozenset(
 _classes: dict[tuple[type[Replacement], type[nn.Module]], type[Replacement]] = {}
 
 
-class Replacement(nn.Module):
+class Replacement(AcceleratedModule):
     """Base class of modules that replace a host's module. `replace_classes` makes them instances of its class.
 
     Attributes:

@@ -17,22 +17,9 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from hf_cpu_accel.guard.values import KeptValues, sampled
-from hf_cpu_accel.patching.fused_module import FusedModuleMixin
+from hf_cpu_accel.patching.accelerated_module import AcceleratedModule
 from hf_cpu_accel.patching.restore import Journal
-from hf_cpu_accel.rewrite.attention.multihead import PackedMultiheadAttention
-from hf_cpu_accel.rewrite.convolution.chain_parts import is_norm
-from hf_cpu_accel.rewrite.convolution.folded_norm import FoldedNorm
-from hf_cpu_accel.rewrite.convolution.grouped import GroupedConvolution
-from hf_cpu_accel.rewrite.convolution.residual_block import FusedResidualBlock
 from hf_cpu_accel.rewrite.core.layer_stacks import stack_of
-from hf_cpu_accel.rewrite.core.packed_module import PackedModule
-from hf_cpu_accel.rewrite.decoder.layer import FusedDecoderLayer
-from hf_cpu_accel.rewrite.encoder.layer import FusedEncoderLayer
-from hf_cpu_accel.rewrite.experts.layer import PackedExperts
-from hf_cpu_accel.rewrite.linear.layer import PackedLinear
-from hf_cpu_accel.rewrite.mixer.whole_layer import FusedMixerLayer
-from hf_cpu_accel.rewrite.norm.match import FusedNorm
-from hf_cpu_accel.rewrite.recurrent.lstm import FusedLSTM
 from hf_cpu_accel.runtime.fork import new_lock
 
 # Larger ones (weights that are kept beside their packed form) are compared by version, and by so many of their values.
@@ -187,7 +174,7 @@ class WatchedModule:
 def watch_edits(root: nn.Module, journal: Journal) -> None:
     """Watch the parameters of an accelerated model for writes, one stack of layers after another."""
     stacks: dict[str, list[Slot]] = {}
-    for path, slot in _slots(root, (), ""):
+    for path, slot in _slots(root, {}, False, ""):
         stacks.setdefault(stack_of(path, root), []).append(slot)
     for path, slots in stacks.items():
         if any(slot.is_copied for slot in slots):
@@ -196,45 +183,34 @@ def watch_edits(root: nn.Module, journal: Journal) -> None:
             watched.start()
 
 
-def _slots(module: nn.Module, around: tuple[nn.Module, ...], path: str) -> Iterator[tuple[str, Slot]]:
-    """Yield (path of the module, parameter or buffer) for all that fused layers, the modules `around` among them, read."""
-    within = (*around, module)
-    computed = _are(within, GroupedConvolution) or _are(around, PackedModule)
-    folded = computed or isinstance(module, FoldedNorm)
-    normalizes = folded or (is_norm(module) and _are(within, FusedResidualBlock))
-    scales = isinstance(module, FusedDecoderLayer) and module.role.parts.output_scale is not None
-    holders: list[dict[str, Any]] = [module._parameters, *([module._buffers] if normalizes or scales else [])]
+def _slots(
+    module: nn.Module, copied: dict[tuple[int, str], bool], is_read: bool, path: str
+) -> Iterator[tuple[str, Slot]]:
+    """Yield (path of the module, parameter or buffer) for all that accelerated modules read.
+
+    Args:
+        copied: {(id of the dictionary, name there): whether packed weights were made from it} of parameters and buffers from which
+            the modules around derived values.
+        is_read: whether one of these modules reads the others in place.
+    """
+    if isinstance(module, AcceleratedModule):
+        is_read |= module.reads_parameters
+        copied = dict(copied)
+        for part in module.copied_parameters():
+            key = id(part.holder), part.name
+            copied[key] = part.is_packed or copied.get(key, False)
+    holders: list[dict[str, Any]] = [module._parameters, module._buffers]
     for holder in holders:
         for name, tensor in holder.items():
-            packed = folded or (isinstance(module, PackedModule) and name != "bias")
-            packed |= isinstance(module, FusedLSTM) and name.startswith("weight")
-            packed |= isinstance(module, nn.Embedding) and _are(
-                within, FusedEncoderLayer
-            )  # a table of distances
-            copied = packed or _is_copied(module, within)
-            if tensor is None or (holder is module._buffers and not tensor.is_floating_point()):
+            is_packed = copied.get((id(holder), name))
+            if tensor is None or (is_packed is None and not (is_read and holder is module._parameters)):
+                continue
+            if holder is module._buffers and not tensor.is_floating_point():
                 continue  # the batch count of a norm is read in training only
-            if copied or _are(within, FusedModuleMixin):
-                yield path, Slot(holder, name, f"{path}.{name}" if path else name, copied, packed)
+            whole = f"{path}.{name}" if path else name
+            yield path, Slot(holder, name, whole, is_packed is not None, bool(is_packed))
     for name, child in module.named_children():
-        yield from _slots(child, within, f"{path}.{name}" if path else name)
-
-
-def _is_copied(module: nn.Module, within: tuple[nn.Module, ...]) -> bool:
-    """Return whether values derived from the parameters of `module` do not follow writes to them."""
-    if _are(within, FusedDecoderLayer | FusedResidualBlock | PackedExperts | PackedMultiheadAttention):
-        return True
-    if any(isinstance(part, FusedMixerLayer) and part._step is not None for part in within):
-        return True
-    if getattr(module, "fold", None) is not None:  # a norm, which the bias went through
-        return True
-    if isinstance(module, PackedLinear):
-        return len(module.group.ranges) > 1 or module.used_bias is not module.bias
-    return isinstance(module, FusedNorm) and module._shifted is not None
-
-
-def _are(modules: Iterable[nn.Module], kind: Any) -> bool:
-    return any(isinstance(module, kind) for module in modules)
+        yield from _slots(child, copied, is_read, f"{path}.{name}" if path else name)
 
 
 def _compared(tensor: Tensor) -> Tensor:

@@ -52,6 +52,7 @@ class PackedMultiheadAttention(FusedModuleMixin):
         rule: the name of the rule that created it.
     """
 
+    copies_parameters = True
     group: ProjectionGroup
     config: AttentionConfig
     weight_dtype: torch.dtype

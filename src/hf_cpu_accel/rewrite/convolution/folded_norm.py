@@ -37,6 +37,7 @@ class FoldedNorm(FusedModuleMixin):
         fold: the fold of the convolution.
     """
 
+    packs_parameters = True
     fold: Fold
 
     def __setattr__(self, name: str, value: Any) -> None:

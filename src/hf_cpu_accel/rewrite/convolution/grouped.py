@@ -35,6 +35,7 @@ class GroupedConvolution(FusedModuleMixin):
     """Mixed into the convolution's own class: [B, C, L] or [C, L] -> [B, out_channels, L'] or [out_channels, L'], a view with
     channels last in memory."""
 
+    packs_parameters = True
     _packed: list[PackedWeight]
 
     def forward(self, input: Tensor) -> Tensor:

@@ -65,6 +65,10 @@ class PackedConvolution(DeferringConvolution, PackedModule):
         return output.contiguous(memory_format=torch.channels_last)
 
     @property
+    def copies_bias(self) -> bool:
+        return self.fold is not None
+
+    @property
     @abstractmethod
     def nbytes(self) -> int:
         """Return the bytes of the packed weight."""

@@ -6,7 +6,7 @@ are all that it does if its output is the last of theirs (trace.py). The chain i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from operator import is_not
@@ -23,6 +23,7 @@ from hf_cpu_accel.ops.chain.steps import ConvolutionStep
 from hf_cpu_accel.ops.convolution_chain import BoundConvolutions, bind, convolutions
 from hf_cpu_accel.ops.derivatives import refuse_transforms
 from hf_cpu_accel.packing.activation_range import Range
+from hf_cpu_accel.patching.accelerated_module import CopiedParameter
 from hf_cpu_accel.patching.fused_module import FusedModuleMixin, Reference, fused_layer
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.convolution.chain_parts import is_norm, is_of_images, parts_of
@@ -62,6 +63,7 @@ class FusedResidualBlock(FusedModuleMixin):
         _observer: called with the number of each link and its output, during calibration.
     """
 
+    copies_parameters = True
     _chain: Chain
     _channels: int
     _bf16_intermediates: bool
@@ -91,6 +93,12 @@ class FusedResidualBlock(FusedModuleMixin):
     def reference_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reference | None:
         # Reading an image between two blocks in more than 8 bits would change the output of the call.
         return None if self.has_ranges else Reference(args, kwargs)
+
+    def copied_parameters(self) -> Iterator[CopiedParameter]:
+        """Yield all parameters, and the buffers of norms that are links of the chain."""
+        yield from super().copied_parameters()
+        for norm in filter(is_norm, self.modules()):
+            yield from (CopiedParameter(norm._buffers, name) for name in norm._buffers)
 
     def _takes(self, image: Tensor) -> bool:
         fits = image.dim() == 4 and image.shape[1] == self._channels and image.dtype in WEIGHT_DTYPES

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from hf_cpu_accel.lazy.lazy_tensor import LazyTensor
 from hf_cpu_accel.lazy.lazy_weight import LazyWeight, read_only
 from hf_cpu_accel.ops.derivatives import in_forward_mode, refuse_derivatives
+from hf_cpu_accel.patching.accelerated_module import CopiedParameter, copies_of
 from hf_cpu_accel.patching.replacement import Replacement
 
 # The value of each module in the last state dict.
@@ -91,6 +92,20 @@ class PackedModule(Replacement):
             return dict(self._parameters)
         weight = LazyWeight(self.weight_shape, self.weight_dtype, self.unpack, {})
         return {"weight": weight, **self._parameters}
+
+    @property
+    def copies_bias(self) -> bool:
+        """Return whether a bias is derived from `bias`, which is read in place otherwise."""
+        return False
+
+    def copied_parameters(self) -> Iterator[CopiedParameter]:
+        """Yield the original weight if it is kept, the sources of a computed weight, and a copied bias."""
+        for name in self._parameters:
+            if name != "bias" or self.copies_bias:
+                yield CopiedParameter(self._parameters, name, is_packed=name != "bias")
+        for module in self.modules():
+            if module is not self:
+                yield from copies_of(module, is_packed=True)
 
     def keep_original(self, weight: nn.Parameter) -> None:
         """Keep the original weight beside the packed one; `state_dict()` then has its exact values."""

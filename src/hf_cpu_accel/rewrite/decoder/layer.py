@@ -7,7 +7,7 @@ The host's loop over its layers stays. A layer that is called only records its a
 from __future__ import annotations
 
 import copy
-from collections.abc import MutableMapping
+from collections.abc import Iterator, MutableMapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor, nn
@@ -16,6 +16,7 @@ from hf_cpu_accel.hosts.arguments import of_own_keys
 from hf_cpu_accel.lazy.causal_mask import CausalMask
 from hf_cpu_accel.lazy.position_bias import PositionBias
 from hf_cpu_accel.lazy.shared_heads import KeptHeads, kept_heads
+from hf_cpu_accel.patching.accelerated_module import CopiedParameter
 from hf_cpu_accel.patching.fused_module import Reference, fused_layer
 from hf_cpu_accel.patching.hooks import is_collecting
 from hf_cpu_accel.providers.choice import FEWEST_ROWS
@@ -42,6 +43,7 @@ class FusedDecoderLayer(BoundLayer):
     tokens that other providers compute the linears faster than fusing does.
     """
 
+    copies_parameters = True
     _hooks_of_next: dict[int, Any]
 
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -78,6 +80,12 @@ class FusedDecoderLayer(BoundLayer):
             dtype=None if call.cache is None else self._storage_dtype(call.cache),
             caches=self._caches(arguments),
         )
+
+    def copied_parameters(self) -> Iterator[CopiedParameter]:
+        """Yield all parameters, and the buffer with the scale of the output if there is one."""
+        yield from super().copied_parameters()
+        if self.role.parts.output_scale is not None:
+            yield from (CopiedParameter(self._buffers, name) for name in self._buffers)
 
     def _beside(self, arguments: dict[str, Any]) -> dict[str, Any]:
         """Return copies of the arguments that a call writes to, for a second call."""

@@ -6,7 +6,7 @@ then verified: the fused layer must agree with the layer, with and without paddi
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from hf_cpu_accel.lazy.lazy_tensor import settled
 from hf_cpu_accel.lazy.remember import remember
 from hf_cpu_accel.lazy.window_mask import WindowMask
 from hf_cpu_accel.ops.encoder_layer import BoundEncoderLayer, EncoderInputs, bound_encoder_layer
+from hf_cpu_accel.patching.accelerated_module import CopiedParameter, copies_of
 from hf_cpu_accel.patching.fused_module import FusedModuleMixin, Reference, fused_layer
 from hf_cpu_accel.providers.layer import native_everywhere
 from hf_cpu_accel.rewrite.attention.masks import batch_padding
@@ -75,6 +76,12 @@ class FusedEncoderLayer(FusedModuleMixin):
         if found is None or not accepts_rows(self, hidden_states.shape[:-1].numel()):
             return None
         return Reference((hidden_states, *rest), others, tokens=found[0].padding)
+
+    def copied_parameters(self) -> Iterator[CopiedParameter]:
+        """Yield the tables of distances between tokens."""
+        for module in self.modules():
+            if isinstance(module, nn.Embedding):
+                yield from copies_of(module, is_packed=True)
 
     def accepts(self, hidden_states: Tensor, **arguments: Any) -> bool:
         """Return whether the op supports the call."""

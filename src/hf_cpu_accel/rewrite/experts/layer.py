@@ -33,6 +33,7 @@ class PackedExperts(FusedModuleMixin):
         weight_dtype: dtype of the weights for other code; follows `model.to(dtype)`.
     """
 
+    copies_parameters = True
     form: ExpertsForm
     packed: dict[str, PackedWeight]
     weight_dtype: torch.dtype

@@ -55,6 +55,10 @@ class PackedLinear(PackedModule):
         return self.bias
 
     @property
+    def copies_bias(self) -> bool:
+        return len(self.group.ranges) > 1 or self.used_bias is not self.bias
+
+    @property
     def permutation(self) -> Tensor | None:
         """Return the input features in the order of the packed weight, or None for their own order."""
         return self.group.permutation

@@ -119,6 +119,10 @@ class FusedMixerLayer(FusedModuleMixin):
                 return (output, *[None] * nones) if nones else output
         return self._original_class.forward(self, hidden_states, *args, **kwargs)
 
+    @property
+    def copies_parameters(self) -> bool:  # type: ignore[override]
+        return self._step is not None  # which may hold values derived from them
+
     def _run_fused(self, x: Tensor, named: dict[str, Any]) -> Tensor | None:
         check_inference(self, x)
         bound = self._bound or self._bind()

@@ -131,6 +131,10 @@ class FusedNorm(Replacement):
         self.training = False
         self.refresh()
 
+    @property
+    def copies_parameters(self) -> bool:  # type: ignore[override]
+        return self._shifted is not None
+
     def refresh(self) -> None:
         """Update the weight plus offset. Call it after the weight changed: adding an offset takes as long as normalizing a few
         rows."""

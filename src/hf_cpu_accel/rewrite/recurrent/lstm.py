@@ -5,6 +5,7 @@ The module keeps its parameters, since state dicts, hooks and its own forward (p
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ from hf_cpu_accel.lazy.lazy_tensor import ordinary
 from hf_cpu_accel.ops.linear import linear
 from hf_cpu_accel.ops.recurrent.lstm_layer import lstm_layer
 from hf_cpu_accel.packing.linear import QUANTIZED, PackedWeight, pack_linear
+from hf_cpu_accel.patching.accelerated_module import CopiedParameter
 from hf_cpu_accel.patching.fused_module import FusedModuleMixin, conflicting_names, fused_layer
 from hf_cpu_accel.patching.hooks import is_plain
 from hf_cpu_accel.patching.restore import swap_module
@@ -74,6 +76,12 @@ class FusedLSTM(FusedModuleMixin):
         elif self.batch_first:
             output = output.transpose(0, 1)
         return output.to(dtype), tuple(states)
+
+    def copied_parameters(self) -> Iterator[CopiedParameter]:
+        """Yield the packed weights; biases are read in place."""
+        for name in self._parameters:
+            if name.startswith("weight"):
+                yield CopiedParameter(self._parameters, name, is_packed=True)
 
     def _compute(self, rows: Tensor, given: tuple[Tensor, Tensor] | None) -> tuple[Tensor, list[Tensor]]:
         """Compute [L, B, input_size] float32 -> [L, B, features] and the states after the last step."""
