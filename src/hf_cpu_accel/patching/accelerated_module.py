@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from torch import nn
+from torch import Tensor, nn
+
+from hf_cpu_accel.packing.saved_weight import SavedWeight
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,22 @@ class CopiedParameter:
     holder: dict[str, Any]
     name: str
     is_packed: bool = False
+
+
+@dataclass(frozen=True)
+class SavedParameter:
+    """A parameter of a module as part of a packed weight that a packed folder stores.
+
+    Attributes:
+        name: the name of the parameter.
+        weight: returns the packed weight, given the paths of all parameters in it.
+        group: what these parameters have in common, compared by identity; `index` is the place of this one among them.
+    """
+
+    name: str
+    weight: Callable[[tuple[str, ...]], SavedWeight]
+    group: object
+    index: int = 0
 
 
 class AcceleratedModule(nn.Module):
@@ -46,6 +64,14 @@ class AcceleratedModule(nn.Module):
         """
         for module in self.modules() if self.copies_parameters or self.packs_parameters else ():
             yield from copies_of(module, is_packed=self.packs_parameters)
+
+    def saved_parameters(self) -> Iterator[SavedParameter]:
+        """Yield its own parameters that packed folders store in packed form. By default there are none."""
+        return iter(())
+
+    def kept_parameters(self) -> Mapping[str, Tensor | None]:
+        """Return its own parameters in their original form, without packed ones. By default these are the registered ones."""
+        return self._parameters
 
 
 def copies_of(module: nn.Module, *, is_packed: bool = False) -> Iterator[CopiedParameter]:

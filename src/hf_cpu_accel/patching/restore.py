@@ -86,10 +86,21 @@ class SwappedModule:
 
 
 class Packed(Protocol):
-    """An object that holds the packed values of a parameter."""
+    """An object that holds the packed values of a parameter.
+
+    Attributes:
+        weight_dtype: dtype of the parameter for other code.
+        is_of_linears: whether a quantized checkpoint stores these values as the tensors of linears.
+    """
 
     @property
     def weight_dtype(self) -> torch.dtype: ...
+
+    @property
+    def is_of_linears(self) -> bool: ...
+
+    def parameter_place(self) -> tuple[nn.Module, str]:
+        """Return the module of the parameter, and its name there."""
 
     def unpack(self) -> torch.Tensor: ...
 
@@ -111,6 +122,11 @@ class FreedWeight:
 
     def undo(self) -> None:
         self.parameter.data = strided_as(self.values(), self.strides)
+
+    @property
+    def is_of_linears(self) -> bool:
+        """Return whether `parameter` is a quantized tensor that its host saves as that of a linear."""
+        return not self.is_cast and self.packed.is_of_linears
 
     def values(self) -> torch.Tensor:
         """Return the values of the parameter.

@@ -3,58 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from operator import itemgetter
 
 import torch
 from torch import Tensor, nn
 
 from hf_cpu_accel.checkpoints.stored import in_floats, stored_weight
 from hf_cpu_accel.checkpoints.stored_stack import LinearsStack
-from hf_cpu_accel.packing.linear import PackedWeight
 from hf_cpu_accel.packing.saved_weight import SavedWeight
+from hf_cpu_accel.patching.accelerated_module import AcceleratedModule, SavedParameter
 from hf_cpu_accel.patching.restore import FreedWeight, Journal, SharedValues, SwappedModule
-from hf_cpu_accel.rewrite.attention.multihead import WEIGHT, PackedMultiheadAttention
-from hf_cpu_accel.rewrite.convolution.gemm import GemmConvolution
-from hf_cpu_accel.rewrite.convolution.image_of_time import ConvolutionOverTime
-from hf_cpu_accel.rewrite.convolution.match import OneDNNConvolution
-from hf_cpu_accel.rewrite.convolution.transposed.images import TransposedImages
 from hf_cpu_accel.rewrite.core.float16 import cast_as_outside
-from hf_cpu_accel.rewrite.core.packed_module import PackedModule
-from hf_cpu_accel.rewrite.experts.layer import PackedExperts, PackedStack
-from hf_cpu_accel.rewrite.experts.match import ExpertsRule
-from hf_cpu_accel.rewrite.linear.layer import PackedLinear
-from hf_cpu_accel.rewrite.linear.match import LinearRule, MergedProjectionsRule
 
 
 def saved_weights(root: nn.Module) -> list[SavedWeight]:
     """Return the packed weights in the modules of `root`."""
-    groups: dict[int, list[tuple[int, str, PackedLinear]]] = {}
-    found: list[SavedWeight] = []
+    groups: dict[int, list[tuple[int, str, SavedParameter]]] = {}
     for path, module in root.named_modules():
-        if isinstance(module, PackedModule) and module.is_computed:
-            continue  # the sources of its weight are saved, and packed again
-        if isinstance(module, PackedLinear):
-            groups.setdefault(id(module.group), []).append((module.index, _join(path, "weight"), module))
-        elif isinstance(module, PackedModule):
-            found.append(_of_convolution(module, _join(path, "weight")))
-        elif isinstance(module, PackedExperts):
-            found.extend(
-                SavedWeight(ExpertsRule.name, (_join(path, name),), packed)
-                for name, packed in module.packed.items()
-            )
-        elif isinstance(module, PackedMultiheadAttention):
-            whole, path = module.group, _join(path, WEIGHT)
-            found.append(SavedWeight(module.rule, (path,), whole.packed, None, whole.permutation))
+        for part in module.saved_parameters() if isinstance(module, AcceleratedModule) else ():
+            groups.setdefault(id(part.group), []).append((part.index, _join(path, part.name), part))
+    found = []
     for members in groups.values():
-        members.sort(key=lambda member: member[0])
-        first = members[0][2]
-        paths = tuple(path for _, path, _ in members)
-        # Quantized weights of a checkpoint have their own rule, and are in plain linears after loading.
-        rule = first.rule or (MergedProjectionsRule.name if len(members) > 1 else LinearRule.name)
-        group = first.group
-        found.append(
-            SavedWeight(rule, paths, group.in_own_order(), getattr(first, "_lost", None), group.permutation)
-        )
+        members.sort(key=itemgetter(0))
+        found.append(members[0][2].weight(tuple(path for _, path, _ in members)))
     return found
 
 
@@ -91,24 +62,15 @@ def original_state(root: nn.Module, journal: Journal) -> dict[str, Tensor]:
     plain = plain_tensors(root, set(), {}, with_stored=True)
     state = {name: tensor.detach() for name, tensor in plain.items()}
     state.update(_stored_state(root, journal))
-    freed: dict[tuple[int, str], Tensor] = {}
+    freed: dict[int, dict[str, Tensor]] = {}
     for change in journal.changes:
-        if not isinstance(change, FreedWeight) or _is_of_linears(change):
-            continue
-        packed: Any = change.packed
-        if isinstance(packed, PackedStack):  # what its checkpoint stores is packed without rounding
-            freed[id(packed.module), packed.stack.name] = (
-                change.values() if change.is_cast else packed.unpack()
-            )
-        elif change.is_cast:
-            name = WEIGHT if isinstance(packed, PackedMultiheadAttention) else "weight"
-            freed[id(packed), name] = change.values()
+        if isinstance(change, FreedWeight) and not change.is_of_linears:
+            module, name = change.packed.parameter_place()
+            # A stack of quantized experts is packed without rounding.
+            values = change.values() if change.is_cast else change.packed.unpack()
+            freed.setdefault(id(module), {})[name] = values
     for path, module in root.named_modules(remove_duplicate=False):
-        if isinstance(module, PackedMultiheadAttention) and module.kept is not None:
-            state[_join(path, WEIGHT)] = module.kept.detach()
-        if isinstance(module, PackedModule | PackedExperts | PackedMultiheadAttention):
-            names = [name for owner, name in freed if owner == id(module)]
-            state.update({_join(path, name): freed[id(module), name] for name in names})
+        state.update({_join(path, name): values for name, values in freed.get(id(module), {}).items()})
     cast_as_outside(state, journal)
     return state
 
@@ -118,23 +80,13 @@ def _has_linears(module: nn.Module) -> bool:
     return any(isinstance(parameter, LinearsStack) for parameter in module.parameters(recurse=False))
 
 
-def _is_of_linears(change: FreedWeight) -> bool:
-    """Return whether the change is of a tensor of experts that are saved as linears."""
-    packed: Any = change.packed
-    return isinstance(packed, PackedStack) and packed.is_of_linears
-
-
 def _stored_state(root: nn.Module, journal: Journal) -> dict[str, Tensor]:
     """Return the entries of the linears that were packed from quantized weights, as their hosts save them."""
     freed: list[tuple[SharedValues | FreedWeight, Tensor]] = []
     for change in journal.changes:
         if isinstance(change, SharedValues):
             freed.append((change, change.tensor))
-        elif (
-            isinstance(change, FreedWeight)
-            and not change.is_cast
-            and (isinstance(change.packed, PackedLinear) or _is_of_linears(change))
-        ):
+        elif isinstance(change, FreedWeight) and change.is_of_linears:
             freed.append((change, change.parameter))
     swaps = [change for change in journal.changes if isinstance(change, SwappedModule)]
     replacements = {id(change.original): change.parent._modules[change.name] for change in swaps}
@@ -164,20 +116,9 @@ def _stored_state(root: nn.Module, journal: Journal) -> dict[str, Tensor]:
     return state
 
 
-def _of_convolution(module: PackedModule, path: str) -> SavedWeight:
-    lost: Any = getattr(module, "_lost", None)
-    own = isinstance(module, GemmConvolution | TransposedImages | ConvolutionOverTime)
-    if own and isinstance(module.packed, PackedWeight):
-        return SavedWeight(module.rule, (path,), module.packed, lost)
-    assert isinstance(module, OneDNNConvolution | ConvolutionOverTime)
-    assert isinstance(module.packed, Tensor)
-    plain = module.packed.to_dense().contiguous()
-    packed = PackedWeight(plain, None, plain[0].numel(), len(plain), module.packed_dtype)
-    return SavedWeight(module.rule, (path,), packed, lost)
-
-
 def _persistent_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor | None]]:
-    yield from module._parameters.items()
+    own = module.kept_parameters() if isinstance(module, AcceleratedModule) else module._parameters
+    yield from own.items()
     for name, buffer in module._buffers.items():
         if name not in module._non_persistent_buffers_set:
             yield name, buffer

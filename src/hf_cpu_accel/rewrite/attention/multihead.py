@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -10,6 +10,8 @@ from torch import Tensor, nn
 
 from hf_cpu_accel.lazy.lazy_weight import LazyWeight
 from hf_cpu_accel.lazy.remember import remember
+from hf_cpu_accel.packing.saved_weight import SavedWeight
+from hf_cpu_accel.patching.accelerated_module import SavedParameter
 from hf_cpu_accel.patching.fused_module import FusedModuleMixin, Reference
 from hf_cpu_accel.rewrite.attention.processor import AttentionConfig, dot_product_attention
 from hf_cpu_accel.rewrite.core.packed_module import changed_dtype, check_inference, loading_refused
@@ -58,6 +60,7 @@ class PackedMultiheadAttention(FusedModuleMixin):
     weight_dtype: torch.dtype
     kept: nn.Parameter | None = None
     rule: str = ""
+    is_of_linears: bool = False
     _values: dict[torch.dtype, Tensor]
 
     def forward(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
@@ -199,6 +202,19 @@ class PackedMultiheadAttention(FusedModuleMixin):
     def _weight(self, memo: dict[torch.dtype, Tensor]) -> LazyWeight:
         packed = self.group.packed
         return _Projection((packed.out_features, packed.in_features), self.weight_dtype, self.unpack, memo)
+
+    def saved_parameters(self) -> Iterator[SavedParameter]:
+        yield SavedParameter(WEIGHT, self._saved_weight, group=self)
+
+    def _saved_weight(self, paths: tuple[str, ...]) -> SavedWeight:
+        return SavedWeight(self.rule, paths, self.group.packed, permutation=self.group.permutation)
+
+    def kept_parameters(self) -> Mapping[str, Tensor | None]:
+        return self._parameters if self.kept is None else {WEIGHT: self.kept, **self._parameters}
+
+    def parameter_place(self) -> tuple[nn.Module, str]:
+        """Return the module and the name of the parameter whose values it holds; see `patching.restore.Packed`."""
+        return self, WEIGHT
 
     def extra_repr(self) -> str:
         return f"embed_dim={self._embed_dim}, num_heads={self.num_heads}, packed={self.group.packed.dtype}"

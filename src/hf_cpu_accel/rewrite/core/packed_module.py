@@ -13,7 +13,9 @@ from torch import Tensor, nn
 from hf_cpu_accel.lazy.lazy_tensor import LazyTensor
 from hf_cpu_accel.lazy.lazy_weight import LazyWeight, read_only
 from hf_cpu_accel.ops.derivatives import in_forward_mode, refuse_derivatives
-from hf_cpu_accel.patching.accelerated_module import CopiedParameter, copies_of
+from hf_cpu_accel.packing.linear import PackedWeight
+from hf_cpu_accel.packing.saved_weight import SavedWeight
+from hf_cpu_accel.patching.accelerated_module import CopiedParameter, SavedParameter, copies_of
 from hf_cpu_accel.patching.replacement import Replacement
 
 # The value of each module in the last state dict.
@@ -33,6 +35,7 @@ class PackedModule(Replacement):
         is_exact: whether `unpack` returns exactly the values that were packed, if their dtype can hold them.
         rule: the name of the rule that created it.
         is_computed: whether the weight is computed from other tensors (weight norm), which the module has in place of a weight.
+        _lost: rows of the weight that a folded norm multiplies by 0, or None.
     """
 
     prefix = "Packed"
@@ -40,6 +43,8 @@ class PackedModule(Replacement):
     is_exact: bool = True
     rule: str = ""
     is_computed: bool = False
+    is_of_linears: bool = False
+    _lost: Tensor | None = None
 
     def __init__(self, original: nn.Module) -> None:
         super().__init__()
@@ -106,6 +111,22 @@ class PackedModule(Replacement):
         for module in self.modules():
             if module is not self:
                 yield from copies_of(module, is_packed=True)
+
+    def saved_parameters(self) -> Iterator[SavedParameter]:
+        """Yield the weight, except a computed one: its sources are saved, and packed again."""
+        if not self.is_computed:
+            yield SavedParameter("weight", self._saved_weight, group=self)
+
+    def _saved_weight(self, paths: tuple[str, ...]) -> SavedWeight:
+        packed: Any = self.packed
+        if not isinstance(packed, PackedWeight):  # in oneDNN's layout, which depends on the machine
+            plain = packed.to_dense().contiguous()
+            packed = PackedWeight(plain, None, plain[0].numel(), len(plain), self.packed_dtype)
+        return SavedWeight(self.rule, paths, packed, self._lost)
+
+    def parameter_place(self) -> tuple[nn.Module, str]:
+        """Return the module and the name of the parameter whose values it holds; see `patching.restore.Packed`."""
+        return self, "weight"
 
     def keep_original(self, weight: nn.Parameter) -> None:
         """Keep the original weight beside the packed one; `state_dict()` then has its exact values."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,6 +13,8 @@ from torch import Tensor, nn
 from hf_cpu_accel.lazy.lazy_weight import LazyWeight
 from hf_cpu_accel.ops.experts import ExpertWeights, experts_ffn
 from hf_cpu_accel.packing.linear import PackedWeight
+from hf_cpu_accel.packing.saved_weight import SavedWeight
+from hf_cpu_accel.patching.accelerated_module import SavedParameter
 from hf_cpu_accel.patching.fused_module import FusedModuleMixin, empty
 from hf_cpu_accel.patching.hooks import carried_attributes, forward_hooks
 from hf_cpu_accel.rewrite.core.packed_module import changed_dtype, check_inference, loading_refused
@@ -31,12 +34,14 @@ class PackedExperts(FusedModuleMixin):
         form: the form of the original.
         packed: the weights by the names of their parameters.
         weight_dtype: dtype of the weights for other code; follows `model.to(dtype)`.
+        rule: the name of the rule that created it.
     """
 
     copies_parameters = True
     form: ExpertsForm
     packed: dict[str, PackedWeight]
     weight_dtype: torch.dtype
+    rule: str = ""
     _names: tuple[str, ...]
     _experts: int
     _weights: ExpertWeights | None
@@ -87,6 +92,10 @@ class PackedExperts(FusedModuleMixin):
         shape = (experts, *(matrix[::-1] if stack.transposed else matrix))
         return LazyWeight(shape, self.weight_dtype, lambda: self.unpack(stack), memo)
 
+    def saved_parameters(self) -> Iterator[SavedParameter]:
+        for name, packed in self.packed.items():
+            yield SavedParameter(name, partial(SavedWeight, self.rule, packed=packed), group=packed)
+
     def extra_repr(self) -> str:
         weights = self.weights
         return (
@@ -133,6 +142,9 @@ class PackedStack:
     @property
     def weight_dtype(self) -> torch.dtype:
         return self.module.weight_dtype
+
+    def parameter_place(self) -> tuple[nn.Module, str]:
+        return self.module, self.stack.name
 
     def unpack(self) -> Tensor:
         return self.module.unpack(self.stack)

@@ -56,6 +56,7 @@ class ExpertsRule:
             reason = _verify(module, packed, bound)
             if reason is not None:
                 return Outcome((PlanItem.left(path, STRUCTURE, reason),), (module,))
+        packed.rule = context.rule
         swap_module(context.journal, context.slots[id(module)], packed)
         nbytes = sum(weight.nbytes for weight in packed.packed.values())
         structure = STRUCTURE

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, nn
 
 from hf_cpu_accel.packing.linear import PackedWeight, unpack_linear
+from hf_cpu_accel.packing.saved_weight import SavedWeight
+from hf_cpu_accel.patching.accelerated_module import SavedParameter
 from hf_cpu_accel.patching.float16_values import to_float16
 from hf_cpu_accel.patching.hooks import forward_hooks
 from hf_cpu_accel.rewrite.core.packed_module import PackedModule, check_inference
@@ -27,6 +29,8 @@ class PackedLinear(PackedModule):
         group, index: the packed weight, and the part of it; `range` are its output features.
         transposed: whether the original stores its weight as [in_features, out_features].
     """
+
+    is_of_linears: bool = True
 
     def __init__(
         self, group: ProjectionGroup, index: int, linear: nn.Linear, *, transposed: bool = False
@@ -53,6 +57,13 @@ class PackedLinear(PackedModule):
     def used_bias(self) -> Tensor | None:
         """Return the bias that is added to the product."""
         return self.bias
+
+    def saved_parameters(self) -> Iterator[SavedParameter]:
+        if not self.is_computed:
+            yield SavedParameter("weight", self._saved_weight, self.group, self.index)
+
+    def _saved_weight(self, paths: tuple[str, ...]) -> SavedWeight:
+        return SavedWeight(self.rule, paths, self.group.in_own_order(), self._lost, self.permutation)
 
     @property
     def copies_bias(self) -> bool:

@@ -27,7 +27,13 @@ from hf_cpu_accel.rewrite.core.refusal import Refusal
 from hf_cpu_accel.rewrite.core.rule import Match, Outcome
 from hf_cpu_accel.rewrite.core.verify import disagreement, probe
 from hf_cpu_accel.rewrite.linear.layer import PackedLinear
-from hf_cpu_accel.rewrite.linear.match import ALONE, MERGED, packed_item
+from hf_cpu_accel.rewrite.linear.match import (
+    ALONE,
+    MERGED,
+    LinearRule,
+    MergedProjectionsRule,
+    packed_item,
+)
 from hf_cpu_accel.rewrite.linear.projection_group import ProjectionGroup
 from hf_cpu_accel.tolerance import PACKED
 
@@ -106,6 +112,8 @@ def _put_in_place(members: Sequence[Member], context: Context) -> list[PlanItem]
                 return [PlanItem.left(path, structure, reason)]
     items = []
     for (path, module, weight), replacement, error in zip(members, replacements, errors, strict=True):
+        # In a packed folder they are plain linears.
+        replacement.rule = (MergedProjectionsRule if len(members) > 1 else LinearRule).name
         swap_module(context.journal, context.slots[id(module)], replacement)
         _release(weight, replacement, context)
         rounded = f"; rounding to {packed.dtype}: {error:.1e}" if error else ""
