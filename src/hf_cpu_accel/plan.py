@@ -7,7 +7,7 @@ import io
 import re
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from hf_cpu_accel.config import CPUAccelConfig
 from hf_cpu_accel.measure.dtype_choice import Choice
@@ -16,7 +16,24 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from torch import nn
 
+Scope = Literal["layer", "block", "part"]
 _TABLE_WIDTH = 160
+
+
+class Structure(str):
+    """The name of a structure whose row in the plan covers all modules inside of its module.
+
+    Attributes:
+        scope: `"layer"` for a whole layer, `"block"` for several modules of one or several layers, `"part"` for a part of a layer
+            that other parts surround.
+    """
+
+    scope: Scope
+
+    def __new__(cls, name: str, scope: Scope = "layer") -> Structure:
+        structure = super().__new__(cls, name)
+        structure.scope = scope
+        return structure
 
 
 @dataclass(frozen=True)
@@ -43,6 +60,11 @@ class PlanItem:
     reason: str | None
     provider: str = "ours"
     copied_bytes: int = 0
+
+    @property
+    def scope(self) -> Scope | None:
+        """Return what the row covers besides its own module: a whole `"layer"`, a `"block"`, a `"part"` of a layer, or None."""
+        return self.structure.scope if isinstance(self.structure, Structure) else None
 
     @classmethod
     def left(cls, name: str, structure: str, reason: str) -> PlanItem:

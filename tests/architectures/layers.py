@@ -18,12 +18,10 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from hf_cpu_accel.plan import Plan, PlanItem
-from hf_cpu_accel.rewrite.core.refusal import LAYERS
 
 _FEWEST = 4
 _SOFTMAX = (torch.softmax, functional.softmax, torch.Tensor.softmax)
 _ATTENTION = functional.scaled_dot_product_attention
-WHOLE = frozenset(structure for structure in LAYERS if structure.endswith("layer"))
 
 
 def linears_of_layers(model: nn.Module) -> dict[str, list[str]]:
@@ -64,8 +62,8 @@ def attends(model: nn.Module, paths: list[str], run: Callable[[], Any]) -> bool:
 
 def told_of_layers(linears: dict[str, list[str]], plan: Plan) -> dict[str, str | None]:
     """{path of a transformer layer: None where it is whole, else why not}."""
-    whole = [item.name for item in plan.replaced if item.structure in WHOLE]
-    refused = [item for item in plan.left if item.structure in LAYERS]
+    whole = [item.name for item in plan.replaced if item.scope == "layer"]
+    refused = [item for item in plan.left if item.scope is not None]
     told: dict[str, str | None] = {}
     for path, inner in linears.items():
         is_whole = all(any(_is_within(linear, other) for other in whole) for linear in inner)

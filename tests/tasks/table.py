@@ -13,7 +13,7 @@ import torch
 
 from hf_cpu_accel import Plan, accelerate_for_cpu, explain
 from hf_cpu_accel.plan import PlanItem
-from tests.architectures.layers import WHOLE, attends, linears_of_layers, told_of_layers
+from tests.architectures.layers import attends, linears_of_layers, told_of_layers
 from tests.tasks.all import CASES
 from tests.tasks.case import Case
 
@@ -60,12 +60,12 @@ def _found(case: Case) -> tuple[Plan, dict[str, str | None]]:
 
 
 def _row(plan: Plan, layers: Mapping[str, str | None]) -> str:
-    whole = [item for item in plan.replaced if item.structure in WHOLE]
+    whole = [item for item in plan.replaced if item.scope == "layer"]
     inside = tuple(f"{item.name}." for item in whole)
     others = [
         item
         for item in plan.replaced
-        if item.structure not in {*WHOLE, *_GENERATION} and not item.name.startswith(inside)
+        if item.scope != "layer" and item.structure not in _GENERATION and not item.name.startswith(inside)
     ]
     left = [item for item in plan.left if _counts(item) and not item.name.startswith(inside)]
     return " | ".join((_state(layers, whole or others), _counted(whole), _counted(others), _counted(left)))

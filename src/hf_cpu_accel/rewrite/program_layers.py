@@ -9,7 +9,7 @@ from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.capture.program_layer import ProgramLayer
 from hf_cpu_accel.rewrite.core.context import Context
 from hf_cpu_accel.rewrite.core.fuse_each import fuse_each, refusal_to_fuse
-from hf_cpu_accel.rewrite.core.refusal import LAYERS, RECORDED, Refusal
+from hf_cpu_accel.rewrite.core.refusal import RECORDED, Refusal
 from hf_cpu_accel.rewrite.encoder.expected_layers import is_layer
 from hf_cpu_accel.rewrite.linear.tensor_parallel import is_joined
 
@@ -47,8 +47,8 @@ def _is_called_layer(root: nn.Module, path: str) -> bool:
 
 def _is_fused_in_part(path: str, context: Context) -> bool:
     """Return whether a layer was fused inside or around the module."""
-    fused = (item for item in context.items if item.structure in LAYERS and item.reason is None)
-    names = [item.name for item in fused if item.structure.endswith("layer") and item.structure != RECORDED]
+    layers = (item for item in context.items if item.scope == "layer" and item.reason is None)
+    names = [item.name for item in layers if item.structure != RECORDED]
     return any(name.startswith(f"{path}.") or path.startswith(f"{name}.") for name in names)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from hf_cpu_accel.plan import Plan
-from hf_cpu_accel.rewrite.core.refusal import LAYERS, RECORDED
+from hf_cpu_accel.rewrite.core.refusal import RECORDED
 
 # Attention has this many; a member of a list with fewer is not a transformer layer.
 _FEWEST_LINEARS = 4
@@ -72,7 +72,7 @@ def layers(kinds: Mapping[str, str], plan: Plan) -> list[Layers]:
 
 
 def _outcome(path: str, plan: Plan) -> tuple[str | None, tuple[str, ...]]:
-    rows = [item for item in plan.items if item.structure in LAYERS and item.name in _with_parents(path)]
+    rows = [item for item in plan.items if item.scope is not None and item.name in _with_parents(path)]
     structure = next((item.structure for item in rows if item.reason is None), None)
     if structure == RECORDED:
         return None, (
@@ -80,7 +80,7 @@ def _outcome(path: str, plan: Plan) -> tuple[str | None, tuple[str, ...]]:
         )
     if structure is not None:
         return structure, ()
-    below = [item for item in plan.items if item.structure in LAYERS and item.name.startswith(f"{path}.")]
+    below = [item for item in plan.items if item.scope is not None and item.name.startswith(f"{path}.")]
     return None, tuple(dict.fromkeys(item.reason for item in (*rows, *below) if item.reason is not None))
 
 

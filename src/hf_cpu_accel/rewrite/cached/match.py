@@ -9,22 +9,22 @@ from torch import nn
 
 from hf_cpu_accel.hosts.arguments import parameters_of, takes_cache
 from hf_cpu_accel.patching.fused_module import FusedModuleMixin, fused_layer
-from hf_cpu_accel.plan import PlanItem
+from hf_cpu_accel.plan import PlanItem, Structure
 from hf_cpu_accel.rewrite.cached.attention import CachedAttention
 from hf_cpu_accel.rewrite.cached.parts import CachedParts, candidates
 from hf_cpu_accel.rewrite.core.context import Context
 from hf_cpu_accel.rewrite.core.fuse_each import fuse_each, refusal_to_fuse
-from hf_cpu_accel.rewrite.core.refusal import LAYERS, Refusal
+from hf_cpu_accel.rewrite.core.refusal import Refusal
 from hf_cpu_accel.rewrite.linear.layer import PERMUTED, is_permuted
 from hf_cpu_accel.rewrite.mixer.match import fuse_mixer_layers
 from hf_cpu_accel.rewrite.mixer.verify import first_verified
 
-STRUCTURE = "cached attention"
+STRUCTURE = Structure("cached attention", "block")
 
 
 def fuse_cached_attention(context: Context) -> list[PlanItem]:
     """Fuse all such attention. Call it after layers that one op supports are fused."""
-    fused = [item.name for item in context.items if item.structure in LAYERS and item.reason is None]
+    fused = [item.name for item in context.items if item.scope is not None and item.reason is None]
 
     def look(module: nn.Module, path: str, context: Context) -> CachedAttention | Refusal | None:
         if any(path.startswith(f"{name}.") for name in fused):
@@ -40,7 +40,7 @@ def fuse_cached_attention(context: Context) -> list[PlanItem]:
 
 def fuse_cached_layers(context: Context) -> list[PlanItem]:
     """Fuse every layer of the model that has such attention. Call it after that is fused."""
-    return fuse_mixer_layers(context, CachedAttention, "cached layer", lambda _: "attention")
+    return fuse_mixer_layers(context, CachedAttention, Structure("cached layer"), lambda _: "attention")
 
 
 def _match_cached_attention(

@@ -20,7 +20,7 @@ from hf_cpu_accel.guard.modules import instance_forward
 from hf_cpu_accel.lazy.lazy_tensor import ordinary
 from hf_cpu_accel.packing.linear import QUANTIZED
 from hf_cpu_accel.patching.fused_module import FusedModuleMixin, Reference, fused_layer
-from hf_cpu_accel.plan import PlanItem
+from hf_cpu_accel.plan import PlanItem, Structure
 from hf_cpu_accel.providers.route import Route
 from hf_cpu_accel.rewrite.core.activations import identify
 from hf_cpu_accel.rewrite.core.context import Context, refusal_to_swap
@@ -35,7 +35,7 @@ from hf_cpu_accel.rewrite.linear.layer import PackedLinear
 from hf_cpu_accel.runtime.tracing import is_tracing
 from hf_cpu_accel.tolerance import CONVOLUTION_BLOCK
 
-STRUCTURE = "convolution block"
+STRUCTURE = Structure("convolution block", "block")
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from hf_cpu_accel.ops.derivatives import refuse_transforms
 from hf_cpu_accel.packing.activation_range import Range
 from hf_cpu_accel.patching.accelerated_module import CopiedParameter
 from hf_cpu_accel.patching.fused_module import FusedModuleMixin, Reference, fused_layer
-from hf_cpu_accel.plan import PlanItem
+from hf_cpu_accel.plan import PlanItem, Structure
 from hf_cpu_accel.rewrite.convolution.chain_parts import is_norm, is_of_images, parts_of
 from hf_cpu_accel.rewrite.convolution.deferred import DeferringConvolution
 from hf_cpu_accel.rewrite.convolution.deferred_images import Block, DeferredImages, bind_joined
@@ -41,7 +41,7 @@ from hf_cpu_accel.rewrite.core.verify import row_error, run_alone
 from hf_cpu_accel.rewrite.linear.layer import PackedLinear
 from hf_cpu_accel.tolerance import RESIDUAL_BLOCKS
 
-STRUCTURE = "residual blocks"
+STRUCTURE = Structure("residual blocks", "block")
 # [batch, height, width]: for matching, and for verification.
 _IMAGE = (1, 9, 9)
 _OTHERS = ((2, 13, 10), (1, 32, 33))

@@ -167,7 +167,7 @@ class Context:
 
     def refuse(self, path: str, structure: str, refusal: Refusal) -> None:
         """Make `explain()` report why the part at `path` is not fused, unless another rule replaces it."""
-        self.refused.append(RefusedPart(path, structure, refusal))
+        self.refused.append(RefusedPart(PlanItem.left(path, structure, refusal.reason), refusal.yields))
 
     def skipped(self, path: str) -> bool:
         """Return whether `path` or a module above it matches `skip_modules`."""

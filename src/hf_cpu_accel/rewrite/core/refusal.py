@@ -8,31 +8,11 @@ from typing import TypeVar
 
 from torch import nn
 
-from hf_cpu_accel.plan import PlanItem
+from hf_cpu_accel.plan import PlanItem, Structure
 
 T = TypeVar("T")
 
-_FFN = "nested ffn"  # a part of a layer
-RECORDED = "recorded layer"  # whose parts have their own rows
-# The structures of rows that include all modules below them.
-LAYERS = frozenset(
-    {
-        "encoder layer",
-        "window encoder layer",
-        "grid encoder layer",
-        "decoder layer",
-        _FFN,
-        "residual blocks",
-        "convolution block",
-        "recurrent mixer",
-        "recurrent layer",
-        RECORDED,
-        "latent attention",
-        "latent layer",
-        "cached attention",
-        "cached layer",
-    }
-)
+RECORDED = Structure("recorded layer")  # whose parts have their own rows
 
 
 @dataclass(frozen=True)
@@ -69,11 +49,15 @@ def required(value: T | Refusal) -> T:
 
 @dataclass(frozen=True)
 class RefusedPart:
-    """A part that was not fused where a fusion would be expected; `structure` is the structure of the matcher."""
+    """A part that was not fused where a fusion would be expected.
 
-    path: str
-    structure: str
-    refusal: Refusal
+    Attributes:
+        item: its row in the plan, with the structure of the matcher.
+        yields: see `Refusal`.
+    """
+
+    item: PlanItem
+    yields: bool
 
 
 def refusal_items(refused: Sequence[RefusedPart], items: Sequence[PlanItem]) -> Iterator[PlanItem]:
@@ -82,16 +66,16 @@ def refusal_items(refused: Sequence[RefusedPart], items: Sequence[PlanItem]) -> 
     Args:
         items: the rows so far. A part that is fused, contains a fused part or is inside one needs no other row.
     """
-    told = {item.name for item in items if item.structure in LAYERS}
-    fused = [item.name for item in items if item.structure in LAYERS and item.reason is None]
-    layers = [item.name for item in items if item.structure in LAYERS - {_FFN} and item.reason is None]
-    sorted_out = sorted(refused, key=lambda part: part.refusal.yields)
-    for path, part in {part.path: part for part in reversed(sorted_out)}.items():
-        if path in told or any(_is_within(path, other) for other in fused):
+    told = {item.name for item in items if item.scope is not None}
+    fused = [item for item in items if item.scope is not None and item.reason is None]
+    layers = [item for item in fused if item.scope != "part"]
+    sorted_out = sorted(refused, key=lambda part: part.yields)
+    for path, item in {part.item.name: part.item for part in reversed(sorted_out)}.items():
+        if path in told or any(_is_within(path, other.name) for other in fused):
             continue
-        if part.structure != _FFN and any(_is_within(other, path) for other in layers):
+        if item.scope != "part" and any(_is_within(other.name, path) for other in layers):
             continue
-        yield PlanItem.left(path, part.structure, part.refusal.reason)
+        yield item
 
 
 def is_listed(root: nn.Module, path: str) -> bool:

@@ -13,7 +13,7 @@ from hf_cpu_accel.lazy.position_bias import PositionBias
 from hf_cpu_accel.patching.fused_module import FusedModuleMixin
 from hf_cpu_accel.patching.hooks import forward_hooks, has_foreign_hook
 from hf_cpu_accel.patching.restore import swap_module
-from hf_cpu_accel.plan import PlanItem
+from hf_cpu_accel.plan import PlanItem, Structure
 from hf_cpu_accel.rewrite.core.context import Context
 from hf_cpu_accel.rewrite.core.foreign_code import attempt
 from hf_cpu_accel.rewrite.core.packed_source import source
@@ -35,7 +35,7 @@ from hf_cpu_accel.rewrite.linear.layer import PERMUTED, is_permuted
 from hf_cpu_accel.rewrite.linear.tensor_parallel import BETWEEN, is_joined
 from hf_cpu_accel.tolerance import EXACT
 
-STRUCTURE = "decoder layer"
+STRUCTURE = Structure("decoder layer")
 WATCHED = "it has hooks or a replaced forward, or skip_modules names a part of it: its parts run separately"
 
 

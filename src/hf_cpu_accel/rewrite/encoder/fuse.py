@@ -9,7 +9,7 @@ from torch import nn
 
 from hf_cpu_accel.hosts.arguments import parameter_names, takes_cache
 from hf_cpu_accel.patching.hooks import forward_hooks, has_foreign_hook
-from hf_cpu_accel.plan import PlanItem
+from hf_cpu_accel.plan import PlanItem, Structure
 from hf_cpu_accel.rewrite.core.context import Context
 from hf_cpu_accel.rewrite.core.fuse_each import fuse_each
 from hf_cpu_accel.rewrite.core.refusal import Refusal
@@ -26,7 +26,7 @@ from hf_cpu_accel.rewrite.passes import encoder_layer as passes
 from hf_cpu_accel.rewrite.passes.arguments import passed_names
 from hf_cpu_accel.rewrite.passes.call_form import SEQUENCES
 
-STRUCTURE = "encoder layer"
+STRUCTURE = Structure("encoder layer")
 
 _FEWEST, _MOST = 4, 7  # linears of a layer
 _OF_POSITIONS = 2  # additional ones of disentangled attention

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from hf_cpu_accel.hosts.arguments import parameter_names
 from hf_cpu_accel.packing.linear import QUANTIZED
 from hf_cpu_accel.patching.fused_module import FusedModuleMixin, fused_layer
-from hf_cpu_accel.plan import PlanItem
+from hf_cpu_accel.plan import PlanItem, Structure
 from hf_cpu_accel.rewrite.core.context import Context
 from hf_cpu_accel.rewrite.core.foreign_code import call_foreign
 from hf_cpu_accel.rewrite.core.fuse_each import fuse_each, refusal_to_fuse
@@ -28,7 +28,7 @@ from hf_cpu_accel.rewrite.norm.match import identify_norm
 from hf_cpu_accel.rewrite.passes.arguments import hidden_states_of
 from hf_cpu_accel.tolerance import ENCODER_LAYER
 
-STRUCTURE = "grid encoder layer"
+STRUCTURE = Structure("grid encoder layer")
 
 # Height and width: different, and no multiple of a window. The first selects the candidate, the second has several windows.
 _SMALL, _LARGE = (9, 10), (17, 19)

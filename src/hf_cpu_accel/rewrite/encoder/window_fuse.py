@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from hf_cpu_accel.hosts.arguments import parameters_of
 from hf_cpu_accel.patching.fused_module import fused_layer
-from hf_cpu_accel.plan import PlanItem
+from hf_cpu_accel.plan import PlanItem, Structure
 from hf_cpu_accel.rewrite.core.context import Context
 from hf_cpu_accel.rewrite.core.foreign_code import call_foreign
 from hf_cpu_accel.rewrite.core.fuse_each import fuse_each, refusal_to_fuse
@@ -27,7 +27,7 @@ from hf_cpu_accel.rewrite.norm.match import identify_norm
 from hf_cpu_accel.rewrite.passes.arguments import hidden_states_of
 from hf_cpu_accel.rewrite.passes.parts import EncoderLayerParts
 
-STRUCTURE = "window encoder layer"
+STRUCTURE = Structure("window encoder layer")
 
 _PARAMETERS = ("hidden_states", "input_dimensions")
 # The side of the image that shows the size of a window: larger than most windows, since a layer shrinks them to fit.

@@ -10,7 +10,7 @@ from torch import nn
 from hf_cpu_accel.guard.modules import instance_forward
 from hf_cpu_accel.hosts.arguments import parameters_of, takes_cache
 from hf_cpu_accel.patching.fused_module import fused_layer
-from hf_cpu_accel.plan import PlanItem
+from hf_cpu_accel.plan import PlanItem, Structure
 from hf_cpu_accel.rewrite.core.context import Context, refusal_to_swap
 from hf_cpu_accel.rewrite.core.fuse_each import fuse_each
 from hf_cpu_accel.rewrite.core.refusal import Refusal
@@ -20,7 +20,7 @@ from hf_cpu_accel.rewrite.linear.layer import PackedLinear
 from hf_cpu_accel.rewrite.mixer.match import fuse_mixer_layers
 from hf_cpu_accel.rewrite.mixer.verify import first_verified
 
-STRUCTURE = "latent attention"
+STRUCTURE = Structure("latent attention", "block")
 
 
 def fuse_latent_attention(context: Context) -> list[PlanItem]:
@@ -34,7 +34,7 @@ def fuse_latent_attention(context: Context) -> list[PlanItem]:
 
 def fuse_latent_layers(context: Context) -> list[PlanItem]:
     """Fuse every layer of the model that has such attention. Call it after that is fused."""
-    return fuse_mixer_layers(context, LatentAttention, "latent layer", lambda _: "attention")
+    return fuse_mixer_layers(context, LatentAttention, Structure("latent layer"), lambda _: "attention")
 
 
 def _match_latent_attention(

@@ -18,7 +18,7 @@ from hf_cpu_accel.lazy.lazy_tensor import LazyTensor
 from hf_cpu_accel.ops.linear import ACTIVATIONS
 from hf_cpu_accel.packing.linear import PANEL_FEATURES
 from hf_cpu_accel.patching.fused_module import FusedModuleMixin, Reference, fused_layer
-from hf_cpu_accel.plan import PlanItem
+from hf_cpu_accel.plan import PlanItem, Structure
 from hf_cpu_accel.providers.route import Route
 from hf_cpu_accel.rewrite.core.activations import GRID, identify
 from hf_cpu_accel.rewrite.core.context import Context, refusal_to_swap
@@ -32,7 +32,7 @@ from hf_cpu_accel.rewrite.linear.dispatch import FFNWork, GatedFFNWork
 from hf_cpu_accel.rewrite.linear.layer import PERMUTED, PackedLinear, is_permuted
 from hf_cpu_accel.tolerance import ACTIVATION, FFN
 
-STRUCTURE = "nested ffn"
+STRUCTURE = Structure("nested ffn", "part")
 
 
 @dataclass(frozen=True)

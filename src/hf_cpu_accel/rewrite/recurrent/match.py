@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from hf_cpu_accel.guard.modules import class_of, instance_forward
 from hf_cpu_accel.hosts.arguments import parameters_of, takes_cache, with_its_cache_name
 from hf_cpu_accel.patching.fused_module import fused_layer
-from hf_cpu_accel.plan import PlanItem
+from hf_cpu_accel.plan import PlanItem, Structure
 from hf_cpu_accel.rewrite.core.context import Context, refusal_to_swap
 from hf_cpu_accel.rewrite.core.foreign_code import call_foreign
 from hf_cpu_accel.rewrite.core.fuse_each import fuse_each
@@ -25,7 +25,7 @@ from hf_cpu_accel.rewrite.recurrent.layer import RecurrentMixer
 from hf_cpu_accel.rewrite.recurrent.parts import Mixer
 from hf_cpu_accel.tolerance import EXACT, RECURRENT_MIXER
 
-STRUCTURE = "recurrent mixer"
+STRUCTURE = Structure("recurrent mixer", "block")
 
 _BATCH, _PROMPT, _PADDING = 2, 9, 3
 
@@ -48,7 +48,7 @@ def fuse_recurrent_layers(context: Context) -> list[PlanItem]:
     def op_of(mixer: RecurrentMixer) -> str:
         return mixer._mixer.op
 
-    return fuse_mixer_layers(context, RecurrentMixer, "recurrent layer", op_of)
+    return fuse_mixer_layers(context, RecurrentMixer, Structure("recurrent layer"), op_of)
 
 
 def _read_by_ops(root: nn.Module, path: str) -> set[str]:
