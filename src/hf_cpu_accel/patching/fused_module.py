@@ -12,12 +12,12 @@ from hf_cpu_accel.guard.code import names_for_others
 from hf_cpu_accel.guard.guard import Guard
 from hf_cpu_accel.guard.modules import class_of, is_package_class
 from hf_cpu_accel.guard.stores import names_stored
+from hf_cpu_accel.hosts.output_capturing import is_collecting_inside
 from hf_cpu_accel.patching.accelerated_module import AcceleratedModule
 from hf_cpu_accel.patching.hooks import (
     carried_attributes,
     forward_hooks,
     has_foreign_hook,
-    is_collecting_inside,
 )
 
 

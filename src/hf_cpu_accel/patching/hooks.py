@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 from torch import nn
 from torch.nn.utils import parametrize
 
 from hf_cpu_accel.guard.modules import instance_forward
+from hf_cpu_accel.hosts.output_capturing import is_collector
 
 HOOKS_OF_DIFFUSERS = "_diffusers_hook"  # the attribute of modules that holds their registry
 # Dictionaries of nn.Module with the hooks around a forward.
@@ -19,16 +19,10 @@ _HOOKS = (
     "_forward_pre_hooks",
     "_forward_pre_hooks_with_kwargs",
 )
-_CAPTURE = "transformers.utils.output_capturing"
-_HIDDEN_STATES = frozenset(
-    ("hidden_states", "_hidden_states_layers")
-)  # hidden states, and the selected layers
-_KNOWN = (
-    _CAPTURE,
-    "hf_cpu_accel.rewrite.weight_edits",
-    "hf_cpu_accel.rewrite.core.autotune",
-    "hf_cpu_accel.rewrite.core.first_call",
-)
+
+
+class PackageHook:
+    """Base class of the hooks of this package, and of objects whose methods are hooks. Fused modules ignore them."""
 
 
 def forward_hooks(module: nn.Module) -> tuple[dict[int, Any], dict[int, Any]]:
@@ -48,7 +42,10 @@ def share_hooks(original: nn.Module, replacement: nn.Module) -> None:
 def has_foreign_hook(hooks: dict[int, Any]) -> bool:
     """Return whether there is a hook other than those of this package and those by which transformers collects outputs for a
     caller."""
-    return any(getattr(hook, "__module__", None) not in _KNOWN for hook in hooks.values())
+    return not all(
+        isinstance(getattr(hook, "__self__", hook), PackageHook) or is_collector(hook)
+        for hook in hooks.values()
+    )
 
 
 def carried_attributes(module: nn.Module) -> dict[str, Any]:
@@ -74,29 +71,6 @@ def forget_children(root: nn.Module) -> None:
         registry: Any = vars(module).get(HOOKS_OF_DIFFUSERS)
         if hasattr(registry, "_child_registries_cache"):
             registry._child_registries_cache = None  # diffusers 0.39 has no function for it
-
-
-def is_collecting(key: str) -> bool:
-    """Return whether a caller of the current forward asked transformers for the outputs called `key`."""
-    module = sys.modules.get(_CAPTURE)
-    collected = None if module is None else module._active_collector.get()
-    return collected is not None and key in collected
-
-
-def is_collecting_inside(*, but_hidden_states: bool = False) -> bool:
-    """Return whether a caller of the current forward asked transformers for any outputs of modules, by an argument or by the
-    config.
-
-    Args:
-        but_hidden_states: whether to ignore hidden states, which layers return themselves.
-    """
-    module = sys.modules.get(_CAPTURE)
-    if module is None:
-        return False
-    collected = module._active_collector.get()
-    if not collected or not but_hidden_states:
-        return bool(collected)
-    return not _HIDDEN_STATES.issuperset(collected)
 
 
 def is_plain(module: nn.Module, *, may_collect: bool = False) -> bool:

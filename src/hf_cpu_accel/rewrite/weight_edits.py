@@ -18,6 +18,7 @@ from torch.utils.hooks import RemovableHandle
 
 from hf_cpu_accel.guard.values import KeptValues, sampled
 from hf_cpu_accel.patching.accelerated_module import AcceleratedModule
+from hf_cpu_accel.patching.hooks import PackageHook
 from hf_cpu_accel.patching.restore import Journal
 from hf_cpu_accel.rewrite.core.layer_stacks import stack_of
 from hf_cpu_accel.runtime.fork import new_lock
@@ -58,7 +59,7 @@ class Slot:
         return tensor
 
 
-class EditWatch:
+class EditWatch(PackageHook):
     """Forward pre-hook that checks the parameters from which values inside a module were derived."""
 
     def __init__(self, slots: list[Slot]) -> None:

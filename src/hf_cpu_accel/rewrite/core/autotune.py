@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from hf_cpu_accel.patching.fused_module import FusedModuleMixin, Reference
+from hf_cpu_accel.patching.hooks import PackageHook
 from hf_cpu_accel.patching.restore import Journal
 from hf_cpu_accel.plan import Plan
 from hf_cpu_accel.providers import choice as choices
@@ -46,7 +47,7 @@ def size_of(tensors: Iterable[Any]) -> _Size | None:
     return tensor.dtype, torch.get_num_threads(), *((size - 1).bit_length() for size in tensor.shape)
 
 
-class Autotune:
+class Autotune(PackageHook):
     """Measure the parts below a module on its calls.
 
     Args:
@@ -95,7 +96,7 @@ class Autotune:
             self._waiting.pop().remove()
 
 
-class _Measurement:
+class _Measurement(PackageHook):
     """Wait for the next call of the first of `parts`, which are all of one kind, and measure it."""
 
     def __init__(self, kind: str, parts: list[FusedModuleMixin]) -> None:

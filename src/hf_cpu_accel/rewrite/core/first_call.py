@@ -19,11 +19,12 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from hf_cpu_accel.guard.modules import instance_forward
+from hf_cpu_accel.hosts.output_capturing import is_collecting_inside
 from hf_cpu_accel.lazy.lazy_tensor import LazyTensor
 from hf_cpu_accel.ops.derivatives import in_transform
 from hf_cpu_accel.packing.linear import QUANTIZED
 from hf_cpu_accel.patching.fused_module import FusedModuleMixin, Reference
-from hf_cpu_accel.patching.hooks import is_collecting_inside
+from hf_cpu_accel.patching.hooks import PackageHook
 from hf_cpu_accel.patching.restore import Journal
 from hf_cpu_accel.plan import Plan, PlanItem
 from hf_cpu_accel.rewrite.core.cache_state import Snapshot, put_back, snapshot
@@ -51,7 +52,7 @@ _call = _Call()
 _removing = new_lock()
 
 
-class FirstCall:
+class FirstCall(PackageHook):
     """The hooks around the first call of a fused part.
 
     Args:

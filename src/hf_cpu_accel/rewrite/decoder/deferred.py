@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from hf_cpu_accel.hosts.output_capturing import is_collecting
 from hf_cpu_accel.lazy.causal_mask import CausalMask
 from hf_cpu_accel.lazy.lazy_tensor import LazyTensor
 from hf_cpu_accel.lazy.shared_heads import KeptHeads
 from hf_cpu_accel.ops.decoder.layers import BoundLayers, DecoderLayer, bind
-from hf_cpu_accel.patching.hooks import has_foreign_hook, is_collecting
+from hf_cpu_accel.patching.hooks import has_foreign_hook
 from hf_cpu_accel.rewrite.decoder.caches import storage_of
 from hf_cpu_accel.rewrite.decoder.cross_attention import CrossArguments, EncoderMemory, cross_arguments
 from hf_cpu_accel.rewrite.decoder.masks import same_mask, start_and_mask

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, Literal
 from torch import Tensor, nn
 
 from hf_cpu_accel.hosts.arguments import of_own_keys
+from hf_cpu_accel.hosts.output_capturing import is_collecting
 from hf_cpu_accel.lazy.causal_mask import CausalMask
 from hf_cpu_accel.lazy.position_bias import PositionBias
 from hf_cpu_accel.lazy.shared_heads import KeptHeads, kept_heads
 from hf_cpu_accel.patching.accelerated_module import CopiedParameter
 from hf_cpu_accel.patching.fused_module import Reference, fused_layer
-from hf_cpu_accel.patching.hooks import is_collecting
 from hf_cpu_accel.providers.choice import FEWEST_ROWS
 from hf_cpu_accel.providers.layer import native_everywhere
 from hf_cpu_accel.rewrite.attention.paged import in_place
