@@ -54,21 +54,20 @@ def apply_stages(
     )
     source, store = (None, make_store(plan.config.originals, lossy)) if saved is None else saved
     journal = Journal()
-    context = Context.of(root, plan.config, plan.dtype, journal, store, name=name, chosen=plan.chosen_dtypes)
-    context.calibration = tuple(calibration)
+    context = Context(root, plan, journal, store, name=name, calibration=calibration)
     added = AddedState(root)
     try:
         journal.record(added)  # first, so undone last: a restore that fails half-way can be tried again
         setattr(root, ATTRIBUTE, Acceleration(plan, journal, name, is_whole=False))
         if not trains:
             rescale_now(root, journal)
-        with use_source(source), use_calibrated_weights(context.calibrated):
+        with use_source(source), use_calibrated_weights():
             for stage in STAGES:
                 if stage.trains or not trains:
-                    context.items.extend(stage.apply(context))
+                    context.results.items.extend(stage.apply(context) or ())
         if source is not None and source.left:
             raise ValueError(_unused_weights(source))
-        plan = plan.with_items(tuple(context.items)).with_notes(context.notes)
+        plan = plan.with_items(tuple(context.results.items)).with_notes(tuple(context.results.notes))
         if not trains:
             added.hooks = [
                 module.register_load_state_dict_pre_hook(_refuse_loading) for module in around_packed(root)

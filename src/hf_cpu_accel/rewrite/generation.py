@@ -37,7 +37,7 @@ def _cache_dtype(model: nn.Module, context: Context) -> torch.dtype | None:
     chosen = context.config.kv_cache
     if chosen != "auto":
         return {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8}[chosen]
-    return torch.bfloat16 if context.dtype != "float32" and _reads_storage(model) else None
+    return torch.bfloat16 if context.dtypes.of_model != "float32" and _reads_storage(model) else None
 
 
 def _reads_storage(model: nn.Module) -> bool:

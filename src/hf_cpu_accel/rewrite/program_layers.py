@@ -32,7 +32,7 @@ def record_layers(context: Context) -> list[PlanItem]:
         return fused
 
     def named(fused: ProgramLayer, path: str) -> tuple[str, str]:
-        return "steps", context.dtype_names(path, fused)
+        return "steps", context.dtypes.names(path, fused)
 
     return fuse_each(context, RECORDED, look, named, skip_children=True)
 
@@ -47,7 +47,7 @@ def _is_called_layer(root: nn.Module, path: str) -> bool:
 
 def _is_fused_in_part(path: str, context: Context) -> bool:
     """Return whether a layer was fused inside or around the module."""
-    layers = (item for item in context.items if item.scope == "layer" and item.reason is None)
+    layers = (item for item in context.results.items if item.scope == "layer" and item.reason is None)
     names = [item.name for item in layers if item.structure != RECORDED]
     return any(name.startswith(f"{path}.") or path.startswith(f"{name}.") for name in names)
 

@@ -84,12 +84,12 @@ class Stage:
     """One step of a rewrite.
 
     Attributes:
-        apply: changes the model of a `Context`, only through `context.journal`, and returns rows of the plan.
+        apply: changes the model of a `Context`, only through `context.journal`, and returns rows of the plan, or None.
         trains: whether the stage also runs on models that are trained, whose weights stay as they are.
     """
 
     name: str
-    apply: Callable[[Context], Iterable[PlanItem]]
+    apply: Callable[[Context], Iterable[PlanItem] | None]
     trains: bool = False
 
 
@@ -125,20 +125,19 @@ RULES: tuple[Rule, ...] = (
 )
 
 
-def _freeze(context: Context) -> Iterable[PlanItem]:
+def _freeze(context: Context) -> None:
     freeze_parameters(context.journal, context.root)
     set_eval_mode(context.journal, context.root)
-    return ()
 
 
 def _apply_rules(context: Context) -> Iterable[PlanItem]:
     """Offer each module to the rules, one after another, until one replaces it."""
-    for path, module in with_progress(context.modules):
-        if context.widening is not None:
-            context.widening.reach(module)
+    for path, module in with_progress(context.tree.modules):
+        if context.float16 is not None:
+            context.float16.reach(module)
         considered, module = False, with_computed_weight(module, path, context)
         for rule in RULES:
-            if id(module) in context.handled:
+            if id(module) in context.tree.handled:
                 break
             set_rule(rule.name, context)
             match = attempt(path, rule.match, module, path, context)
@@ -147,65 +146,32 @@ def _apply_rules(context: Context) -> Iterable[PlanItem]:
             considered = True
             outcome = apply_rule(rule, match, context)
             yield from outcome.items
-            context.handled.update(id(handled) for handled in outcome.handled)
-        if not considered and id(module) not in context.handled and has_weights(module):
+            context.tree.handled.update(id(handled) for handled in outcome.handled)
+        if not considered and id(module) not in context.tree.handled and has_weights(module):
             yield PlanItem.left(path, type(module).__name__, obstacle(path, module, context))
         yield from settle(module, path, context)
-    if context.widening is not None:
-        context.widening.finish()
+    if context.float16 is not None:
+        context.float16.finish()
 
 
 def _say_what_is_left(context: Context) -> Iterable[PlanItem]:
-    context.items.extend(refusal_items(context.refused, context.items))
-    context.notes += unpacked_tensors(context.root)
-    return items_left(context.modules, context.items, context)
+    context.results.items.extend(refusal_items(context.results.refused, context.results.items))
+    context.results.notes.extend(unpacked_tensors(context.root))
+    return items_left(context.tree.modules, context.results.items, context)
 
 
-def _find_padding_readers(context: Context) -> Iterable[PlanItem]:
-    context.notes += find_padding_readers(context.root)
-    return ()
+def _find_padding_readers(context: Context) -> None:
+    context.results.notes.extend(find_padding_readers(context.root))
 
 
-def _cast_all_or_nothing(context: Context) -> Iterable[PlanItem]:
-    cast_all_or_nothing(context)
-    return ()
-
-
-def _show_packed_weights(context: Context) -> Iterable[PlanItem]:
-    show_packed_weights(context)
-    return ()
-
-
-def _keep_eval_mode(context: Context) -> Iterable[PlanItem]:
-    keep_eval_mode(context.journal, context.root)
-    return ()
-
-
-def _watch_edits(context: Context) -> Iterable[PlanItem]:
-    watch_edits(context.root, context.journal)
-    return ()
-
-
-def _watch_inner_modules(context: Context) -> Iterable[PlanItem]:
-    watch_inner_modules(context.root)
-    return ()
-
-
-def _replace_classes(context: Context) -> Iterable[PlanItem]:
-    replace_classes(context.journal)
-    return ()
-
-
-def _check_first_calls(context: Context) -> Iterable[PlanItem]:
+def _check_first_calls(context: Context) -> None:
     if context.config.verify == "first":
         check_first_calls(context.root, context.journal)
-    return ()
 
 
-def _autotune(context: Context) -> Iterable[PlanItem]:
+def _autotune(context: Context) -> None:
     if context.measured:
         autotune(context.root, context.journal)
-    return ()
 
 
 # First the parts and dtypes of this process, which later stages read. Then from the inside outward: layers are fused after their
@@ -242,14 +208,14 @@ STAGES: tuple[Stage, ...] = (
     Stage("recorded layers", record_layers),
     Stage("remaining modules", _say_what_is_left),
     Stage("generation", accelerate_generation),
-    Stage("dtype casts", _cast_all_or_nothing),
-    Stage("packed parameters", _show_packed_weights),
-    Stage("eval mode", _keep_eval_mode),
+    Stage("dtype casts", cast_all_or_nothing),
+    Stage("packed parameters", show_packed_weights),
+    Stage("eval mode", lambda context: keep_eval_mode(context.journal, context.root)),
     Stage("padding readers", _find_padding_readers),
     Stage("float16 outputs", stay_float16_outside),
-    Stage("weight edits", _watch_edits),
-    Stage("inner modules", _watch_inner_modules),
-    Stage("module classes", _replace_classes),
+    Stage("weight edits", lambda context: watch_edits(context.root, context.journal)),
+    Stage("inner modules", lambda context: watch_inner_modules(context.root)),
+    Stage("module classes", lambda context: replace_classes(context.journal)),
     Stage("first calls", _check_first_calls),
     Stage("autotuning", _autotune),
 )

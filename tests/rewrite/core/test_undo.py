@@ -147,7 +147,7 @@ def test_a_failure_after_any_stage_undoes_everything(monkeypatch, name, number):
     stage = STAGES[number]
 
     def failing(context):
-        list(stage.apply(context))
+        list(stage.apply(context) or ())
         raise Injected
 
     monkeypatch.setattr(

@@ -11,7 +11,6 @@ from hf_cpu_accel.checkpoints.stored_weight import is_stand_in
 from hf_cpu_accel.packing.linear import PANEL_FEATURES, QUANTIZED
 from hf_cpu_accel.patching.fused_module import empty
 from hf_cpu_accel.patching.hooks import carried_attributes, forward_hooks, is_plain
-from hf_cpu_accel.patching.restore import swap_module
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.attention.multihead import BIAS, PackedMultiheadAttention, biases_of
 from hf_cpu_accel.rewrite.attention.processor import AttentionConfig
@@ -47,7 +46,7 @@ class MultiheadAttentionRule:
             reason = _difference(packed, module, output.packed_dtype)
             if reason is not None:
                 return Outcome((PlanItem.left(path, STRUCTURE, reason),), inside)
-        swap_module(context.journal, context.slots[id(module)], packed)
+        context.swap(module, packed)
         weight = module.in_proj_weight
         packed.rule = context.rule
         if context.config.originals == "memory":
@@ -77,9 +76,9 @@ def _unsupported_reason(module: nn.MultiheadAttention, path: str, context: Conte
         return "its weights are tensor subclasses that cannot be read"
     if any(weight.dtype not in WEIGHT_DTYPES for weight in weights):
         return f"weights in {weights[0].dtype} are not supported, only float32 and bfloat16"
-    if any(context.is_tied(weight) for weight in weights):
+    if any(context.weights.is_tied(weight) for weight in weights):
         return "it shares its weights with other modules"
-    if context.dtype_at(path) in QUANTIZED and module.embed_dim > MAX_INTEGER_FEATURES:
+    if context.dtypes.at(path) in QUANTIZED and module.embed_dim > MAX_INTEGER_FEATURES:
         return f"integer sums over {module.embed_dim} input features would overflow"
     return None
 
@@ -91,7 +90,7 @@ def _packed(
     inputs = nn.Linear(features, 3 * features, bias=False, device="meta")
     assert module.in_proj_weight is not None
     inputs.weight = module.in_proj_weight
-    dtype = context.weight_dtype(path, [inputs])
+    dtype = context.dtypes.of_weight(path, [inputs])
     group_size, measured = context.config.int4_group, context.measured
     whole = pack([inputs], dtype, int4_group=group_size)[0]
     output = pack([module.out_proj], dtype, int4_group=group_size, measured=measured)[0]

@@ -158,7 +158,7 @@ class ProcessorAttentionRule:
         reason = match.data or (_verify(match.module) if context.config.verify else None)
         if reason is not None:
             return Outcome((PlanItem.left(match.path, STRUCTURE, reason),), ())
-        rounded = context.dtypes_in(match.path, match.module) <= set(_ROUNDED)
+        rounded = context.dtypes.inside(match.path, match.module) <= set(_ROUNDED)
         bf16_intermediates = rounded and hardware.native_bf16_is_fast()
         forward = ProcessorForward(match.module, AttentionConfig(bf16_intermediates, context.measured))
         put_inside(context.journal, match.module, forward)

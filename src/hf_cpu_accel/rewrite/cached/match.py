@@ -24,7 +24,7 @@ STRUCTURE = Structure("cached attention", "block")
 
 def fuse_cached_attention(context: Context) -> list[PlanItem]:
     """Fuse all such attention. Call it after layers that one op supports are fused."""
-    fused = [item.name for item in context.items if item.scope is not None and item.reason is None]
+    fused = [item.name for item in context.results.items if item.scope is not None and item.reason is None]
 
     def look(module: nn.Module, path: str, context: Context) -> CachedAttention | Refusal | None:
         if any(path.startswith(f"{name}.") for name in fused):
@@ -32,7 +32,7 @@ def fuse_cached_attention(context: Context) -> list[PlanItem]:
         return _match_cached_attention(module, path, context)
 
     def op_and_dtype(fused: CachedAttention, path: str) -> tuple[str, str]:
-        return "attention", context.dtype_names(path, fused)
+        return "attention", context.dtypes.names(path, fused)
 
     # Its own reason is not reported, only that of its layer.
     return fuse_each(context, STRUCTURE, look, op_and_dtype, expected=lambda root, path: False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
@@ -15,8 +14,8 @@ from hf_cpu_accel.ops.linear import linear as packed_linear
 from hf_cpu_accel.packing.four_bits import nearest_form
 from hf_cpu_accel.packing.linear import PackedWeight, pack_linear, unpack_linear
 from hf_cpu_accel.packing.second_order import DAMPING, InputMoments, pack_rounded
-from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.calibration.walk import Compute, walk
+from hf_cpu_accel.rewrite.core.calibrated import calibrated_weights
 from hf_cpu_accel.rewrite.core.calibration import Example, call, fitting
 from hf_cpu_accel.rewrite.core.context import Context, linear_refusal
 from hf_cpu_accel.rewrite.linear.transposed import as_linear
@@ -27,7 +26,7 @@ _FAR = 0.6
 _DAMPINGS = (DAMPING, 10 * DAMPING, 100 * DAMPING)
 
 
-def calibrate(context: Context) -> Iterable[PlanItem]:
+def calibrate(context: Context) -> None:
     """Round int4 weights so that the outputs for `context.calibration` change least.
 
     Each linear is rounded for the outputs of earlier layers with rounded weights.
@@ -36,16 +35,15 @@ def calibrate(context: Context) -> Iterable[PlanItem]:
         ValueError: the model rejects an example, or the examples reach no linear.
     """
     if not context.calibration or context.static:
-        return ()
+        return
     examples = [fitting(example, context.float16 is not None) for example in context.calibration]
     linears = {
-        module: linear for path, module in context.modules if (linear := _target(path, module, context))
+        module: linear for path, module in context.tree.modules if (linear := _target(path, module, context))
     }
     with tqdm(total=len(linears), desc="Calibrating", unit="linear", disable=None) as progress:
         rounding = _Rounding(context, examples, linears, progress)
         walk([partial(call, *pair, context.root) for pair in enumerate(examples)], list(linears), rounding)
-    context.notes += (rounding.note(),)
-    return ()
+    context.results.notes.append(rounding.note())
 
 
 class _Rounding:
@@ -55,6 +53,7 @@ class _Rounding:
         self, context: Context, examples: list[Example], linears: dict[nn.Module, nn.Linear], progress: Any
     ) -> None:
         self._context, self._examples, self._linears = context, examples, linears
+        self._calibrated = calibrated_weights()
         self._progress = progress
         self._siblings = _siblings(linears, context)
         self._stamps: dict[int, Stamp] = {}
@@ -65,7 +64,7 @@ class _Rounding:
         linear = self._linears[module]
         moments = self._moments_of(inputs)
         packed = self._rounded(linear, moments)
-        self._context.calibrated.keep(linear.weight, packed)
+        self._calibrated.keep(linear.weight, packed)
         self._progress.update()
         return lambda input: packed_linear(input, packed, linear.bias)
 
@@ -103,11 +102,13 @@ class _Rounding:
 
     def note(self) -> str:
         """Return the note for the plan."""
-        kept, reached = self._context.calibrated, len(self._context.calibrated)
+        kept, reached = self._calibrated, len(self._calibrated)
         note = f"calibrated on {self._rows} rows: {reached} of {len(self._linears)} int4 linears"
         missed = [linear for linear in self._linears.values() if kept.of([linear.weight]) is None]
         if missed:
-            paths = [path for path, module in self._context.modules if self._linears.get(module) in missed]
+            paths = [
+                path for path, module in self._context.tree.modules if self._linears.get(module) in missed
+            ]
             more = f" and {len(paths) - 3} more" if len(paths) > 3 else ""
             note += (
                 f"; no example reached {', '.join(paths[:3])}{more}: these are rounded without calibration"
@@ -120,7 +121,7 @@ def _target(path: str, module: nn.Module, context: Context) -> nn.Linear | None:
     linear = module if isinstance(module, nn.Linear) else as_linear(module)
     if linear is None or linear_refusal(linear, path, context) is not None:
         return None
-    return linear if context.weight_dtype(path, [linear]) == "int4" else None
+    return linear if context.dtypes.of_weight(path, [linear]) == "int4" else None
 
 
 def _siblings(linears: dict[nn.Module, nn.Linear], context: Context) -> dict[int, list[Tensor]]:

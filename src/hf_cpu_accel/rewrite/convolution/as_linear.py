@@ -10,7 +10,6 @@ from hf_cpu_accel.lazy.lazy_tensor import LazyTensor
 from hf_cpu_accel.ops.convolution import out_size
 from hf_cpu_accel.packing.linear import QUANTIZED, pack_linear
 from hf_cpu_accel.patching.hooks import is_plain
-from hf_cpu_accel.patching.restore import swap_module
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.convolution.deferred import DeferringConvolution, OwnWeight
 from hf_cpu_accel.rewrite.convolution.epilogue import NORMALIZED, PLAIN, Epilogue
@@ -208,8 +207,8 @@ class ConvolutionLinearRule:
 
     def match(self, module: nn.Module, path: str, context: Context) -> Match | None:
         if is_convolution(module, nn.Conv1d):
-            computed = id(module) in context.computed and module.kernel_size == (1,)
-            gains = computed or _gains_over_time(context.dtype_at(path)) or follows_sound(path, context)
+            computed = id(module) in context.weights.computed and module.kernel_size == (1,)
+            gains = computed or _gains_over_time(context.dtypes.at(path)) or follows_sound(path, context)
             gains = was_packed(module.weight, self.name, gains)
             structure, fits = OVER_TIME, _is_over_time(module) and gains
         elif is_convolution(module, nn.Conv2d) or is_convolution(module, nn.Conv3d):
@@ -229,9 +228,9 @@ class ConvolutionLinearRule:
             and isinstance(weight, Tensor)
             and weight.dtype in WEIGHT_DTYPES
         )
-        if not (fits and supported and context.slots[id(module)] and is_plain(module)) or context.skipped(
-            path
-        ):
+        if not (
+            fits and supported and context.tree.slots[id(module)] and is_plain(module)
+        ) or context.skipped(path):
             return None
         return Match(module, path, structure)
 
@@ -259,7 +258,7 @@ class ConvolutionLinearRule:
             if reason is not None:
                 return Outcome((PlanItem.left(match.path, match.data, reason),), (module,))
         fused.waits = waits(module, context)
-        swap_module(context.journal, context.slots[id(module)], fused)
+        context.swap(module, fused)
         release(module, fused, context)
         item = packed_item(match.path, match.data, "linear", fused)
         if after is None:
@@ -302,8 +301,8 @@ def _weight_dtype(module: Convolution, match: Match, context: Context) -> str:
     """Return the dtype of the weight, as for a linear. Patches of the image itself, which are cut once, are not rounded to
     integers."""
     if match.data == OVER_TIME and module.in_channels >= MIN_OUT_FEATURES and not gives_sound(module):
-        return context.dtype_at(match.path)
+        return context.dtypes.at(match.path)
     alike = nn.Linear(module.weight[0].numel(), MIN_OUT_FEATURES, device="meta")
-    dtype = context.weight_dtype(match.path, [alike])
-    of_image = (module.in_channels <= 4 or gives_sound(module)) and context.own_dtype(match.path) is None
+    dtype = context.dtypes.of_weight(match.path, [alike])
+    of_image = (module.in_channels <= 4 or gives_sound(module)) and context.dtypes.own(match.path) is None
     return "float32" if dtype in QUANTIZED and of_image else dtype

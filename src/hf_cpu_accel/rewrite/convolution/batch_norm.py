@@ -129,7 +129,7 @@ def _around(module: nn.Module, context: Context) -> list[nn.Module]:
     """Return the modules that contain `module`, from the inside outward, without whole models."""
     found: list[nn.Module] = []
     while len(found) < _MOST_AROUND:
-        parents = [parent for parent, _ in context.slots[id(module)]]
+        parents = [parent for parent, _ in context.tree.slots[id(module)]]
         if len(parents) != 1 or parents[0] is context.root:
             break
         module = parents[0]
@@ -184,7 +184,7 @@ class _Trace:
 
 def _is_free(module: nn.Module, name: str, path: str, context: Context) -> bool:
     """Return whether the module can be replaced, and is used once."""
-    if id(module) in context.handled or len(context.slots[id(module)]) != 1:
+    if id(module) in context.tree.handled or len(context.tree.slots[id(module)]) != 1:
         return False
     return refusal_to_swap(module, _join(path, name), context) is None
 

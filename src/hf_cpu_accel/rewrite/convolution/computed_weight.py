@@ -29,15 +29,15 @@ _KEPT = "the convolution runs on packed values of its weight; these parameters a
 
 def with_computed_weight(module: nn.Module, path: str, context: Context) -> nn.Module:
     """Return `module`, or a plain convolution in its places with the weight that it computes."""
-    places = context.slots[id(module)]
-    if id(module) in context.handled or id(module) in context.kept_for_adapters or not places:
+    places = context.tree.slots[id(module)]
+    if id(module) in context.tree.handled or id(module) in context.tree.obstacles or not places:
         return module
     weight = None if context.skipped(path) else _weight_of(module)
     if weight is None:
         return module
     plain = _plain(module, weight)
-    context.slots[id(plain)] = places
-    context.computed[id(plain)] = plain, module
+    context.tree.slots[id(plain)] = places
+    context.weights.computed[id(plain)] = plain, module
     saved = source()
     if saved is not None:
         saved.computed = weight
@@ -47,7 +47,7 @@ def with_computed_weight(module: nn.Module, path: str, context: Context) -> nn.M
 def settle(plain: nn.Module, path: str, context: Context) -> Iterator[PlanItem]:
     """Give the replacement of the convolution from `with_computed_weight` the source parameters of the weight, and yield their
     rows. Call it after the rules."""
-    _, module = context.computed.get(id(plain), (None, plain))
+    _, module = context.weights.computed.get(id(plain), (None, plain))
     if module is plain:
         return
     assert isinstance(plain.weight, nn.Parameter)
@@ -55,10 +55,10 @@ def settle(plain: nn.Module, path: str, context: Context) -> Iterator[PlanItem]:
     saved = source()
     if saved is not None:
         saved.computed = None
-    if id(plain) not in context.handled:
+    if id(plain) not in context.tree.handled:
         return
-    context.handled.update(map(id, module.modules()))
-    parent, name = context.slots[id(plain)][0]
+    context.tree.handled.update(map(id, module.modules()))
+    parent, name = context.tree.slots[id(plain)][0]
     replacement = parent._modules[name]
     if replacement is module:
         return

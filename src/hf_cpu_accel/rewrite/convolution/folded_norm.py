@@ -13,7 +13,6 @@ from hf_cpu_accel.guard.plain_values import is_plain_value
 from hf_cpu_accel.lazy.lazy_tensor import LazyTensor
 from hf_cpu_accel.patching.fused_module import FusedModuleMixin, conflicting_names, fused_layer
 from hf_cpu_accel.patching.replacement import refuse_other
-from hf_cpu_accel.patching.restore import swap_module
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.convolution.deferred import DeferredConvolution
 from hf_cpu_accel.rewrite.core.activations import identify
@@ -99,7 +98,7 @@ def fold_of(norm: nn.Module, channels: int) -> Fold | None:
 def swap_norm(after: NormAfter, context: Context) -> None:
     """Replace the norm by a `FoldedNorm`."""
     folded = fused_layer(FoldedNorm, after.norm, fold=after.fold)
-    swap_module(context.journal, context.slots[id(after.norm)], folded)
+    context.swap(after.norm, folded)
 
 
 def norm_item(after: NormAfter, op: str, dtype: str, provider: str) -> PlanItem:
@@ -116,6 +115,6 @@ def waits(convolution: nn.Module, context: Context) -> bool:
     """
     if id(convolution) in context.norms_after:
         return True
-    parents = [parent for parent, _ in context.slots[id(convolution)] if parent is not context.root]
+    parents = [parent for parent, _ in context.tree.slots[id(convolution)] if parent is not context.root]
     siblings = (child for parent in parents for child in parent.children() if not list(child.children()))
     return any(identify(child) in _JOINING for child in siblings)

@@ -143,7 +143,7 @@ def _weight_dtype(module: nn.Conv2d, path: str, context: Context) -> str | None:
     saved = source_of(module.weight)
     if saved is not None:  # the faster provider was chosen when the model was packed
         return saved.dtype_of(module.weight, GemmConvolutionRule.name)
-    dtype, few = context.dtype_at(path), module.in_channels < MIN_CHANNELS
+    dtype, few = context.dtypes.at(path), module.in_channels < MIN_CHANNELS
     if dtype not in (*_QUANTIZED, "float32", "bfloat16") or module.out_channels < MIN_CHANNELS:
         return None
     if dtype in _QUANTIZED and not few:
@@ -156,7 +156,7 @@ def _weight_dtype(module: nn.Conv2d, path: str, context: Context) -> str | None:
         return None if few else dtype
     many, tiled = module.weight.numel() >= MANY_WEIGHTS, _takes_tiles(module, dtype)
     # Convolutions of a quantized graph join in any case.
-    joined = context.fold_after(module) is not None or id(module.weight) in context.made
+    joined = context.fold_after(module) is not None or id(module.weight) in context.weights.created
     if context.measured:
         sample, library = sample_of(module.in_channels, many=many), compute_dtype(dtype)
         return dtype if native_is_faster(dtype, library, sample, tiled=tiled, joined=joined) else None

@@ -48,7 +48,7 @@ def _squeezes(module: nn.Conv2d, context: Context) -> bool:
     However few channels are between them, the two run in the chain around them."""
     if tuple(module.kernel_size) != (1, 1):
         return False
-    siblings = [child for parent, _ in context.slots[id(module)] for child in parent.children()]
+    siblings = [child for parent, _ in context.tree.slots[id(module)] for child in parent.children()]
     turned = ((1, 1), module.out_channels, module.in_channels)
     # Other convolutions may be replaced already.
     names = ("kernel_size", "in_channels", "out_channels")

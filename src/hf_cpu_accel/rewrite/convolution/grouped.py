@@ -17,7 +17,6 @@ from hf_cpu_accel.ops.linear import linear
 from hf_cpu_accel.packing.linear import QUANTIZED, PackedWeight, pack_linear
 from hf_cpu_accel.patching.fused_module import FusedModuleMixin, conflicting_names, fused_layer
 from hf_cpu_accel.patching.hooks import forward_hooks
-from hf_cpu_accel.patching.restore import swap_module
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.convolution.geometry import is_convolution
 from hf_cpu_accel.rewrite.core.context import MAX_INTEGER_FEATURES, WEIGHT_DTYPES, Context, refusal_to_swap
@@ -86,14 +85,14 @@ class GroupedConvolutionRule:
         regular = not isinstance(module.padding, str) and module.padding_mode == "zeros"
         if not (large and regular and module.dilation == (1,) and module.weight.dtype in WEIGHT_DTYPES):
             return None
-        _, original = context.computed.get(id(module), (module, module))
+        _, original = context.weights.computed.get(id(module), (module, module))
         if any(forward_hooks(original)):  # the own forward, which runs where the fused one cannot, needs them
             return None
         if refusal_to_swap(module, path, context) or conflicting_names(
             GroupedConvolution, module, ("_packed",)
         ):
             return None
-        dtype = context.dtype_at(path)
+        dtype = context.dtypes.at(path)
         if dtype in QUANTIZED and channels * kernel > MAX_INTEGER_FEATURES:
             return None
         return Match(module, path, "int8" if dtype == "int4" else dtype)
@@ -103,7 +102,7 @@ class GroupedConvolutionRule:
         assert isinstance(module, nn.Conv1d)
         rows = module.weight.detach().transpose(1, 2).flatten(1).chunk(module.groups)
         packed = [pack_linear(group, dtype) for group in rows]
-        _, original = context.computed.get(id(module), (module, module))
+        _, original = context.weights.computed.get(id(module), (module, module))
         fused: Any = fused_layer(GroupedConvolution, original, _packed=packed)
         if context.config.verify:
             generator = torch.Generator().manual_seed(0)
@@ -114,7 +113,7 @@ class GroupedConvolutionRule:
             reason = disagreement(ours, theirs, dtype, module.weight.dtype)
             if reason is not None:
                 return Outcome((PlanItem.left(match.path, STRUCTURE, reason),), (module,))
-        swap_module(context.journal, context.slots[id(module)], fused)
+        context.swap(module, fused)
         nbytes = sum(weight.nbytes for weight in packed)
         item = PlanItem(match.path, STRUCTURE, "linear", dtype, nbytes, None, provider="ours")
         return Outcome((item,), (module,))

@@ -207,7 +207,7 @@ def _weight_dtype(module: nn.Conv1d, path: str, context: Context) -> str | None:
     saved = source_of(module.weight)
     if saved is not None:  # the faster provider was chosen when the model was packed
         return saved.dtype_of(module.weight, ConvolutionOverTimeRule.name)
-    dtype = context.dtype_at(path)
+    dtype = context.dtypes.at(path)
     if dtype in QUANTIZED:
         fits = module.in_channels % IMAGE_CHANNELS == 0 and module.weight[0].numel() <= MAX_INTEGER_FEATURES
         # Input that is not quantized once for all windows takes longer in int8 than in bfloat16.
@@ -228,8 +228,8 @@ def _is_by_library(module: nn.Conv1d, dtype: str) -> bool:
 def _gains(module: nn.Conv1d, path: str, context: Context) -> bool:
     """Return whether float32 gains: if the weight would be computed in each call, or between others of its kind, whose output
     has the layout that they read. A norm with channels first would transpose it."""
-    if id(module) in context.computed:
+    if id(module) in context.weights.computed:
         return True
-    siblings = [child for parent, _ in context.slots[id(module)] for child in parent.children()]
+    siblings = [child for parent, _ in context.tree.slots[id(module)] for child in parent.children()]
     turns = any(isinstance(child, _NormBase | nn.GroupNorm) for child in siblings)
     return not turns and is_repeated(path, context)

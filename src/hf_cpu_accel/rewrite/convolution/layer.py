@@ -12,7 +12,6 @@ from torch.nn import functional
 
 from hf_cpu_accel.lazy.lazy_tensor import ordinary
 from hf_cpu_accel.ops.convolution import out_size
-from hf_cpu_accel.patching.restore import swap_module
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.convolution.deferred import DeferringConvolution
 from hf_cpu_accel.rewrite.convolution.epilogue import NORMALIZED, PLAIN
@@ -108,7 +107,7 @@ def put_in_place(
     if reason is not None:
         return Outcome((PlanItem.left(match.path, STRUCTURE, reason),), (module,))
     packed.waits = waits(module, context)
-    swap_module(context.journal, context.slots[id(module)], packed)
+    context.swap(module, packed)
     release(module, packed, context)
     item = PlanItem(match.path, STRUCTURE, op, packed.packed_dtype, packed.nbytes, None, provider=provider)
     after = context.norms_after.get(id(module))
@@ -135,7 +134,7 @@ def put_alone(
         reason = disagreement(ours, theirs, packed.packed_dtype, dtype)
         if reason is not None:
             return Outcome((PlanItem.left(match.path, item.structure, reason),), (module,))
-    swap_module(context.journal, context.slots[id(module)], packed)
+    context.swap(module, packed)
     release(module, packed, context)
     return Outcome((item,), (module,))
 

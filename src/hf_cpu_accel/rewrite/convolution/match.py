@@ -151,7 +151,7 @@ class ConvolutionRule:
         if reason is None and all(size == 1 for size in module.kernel_size):
             # oneDNN's layout for these depends on the size of the image, and another layout is converted in every call.
             reason = "a kernel of one pixel is a plain matrix product: packing gains nothing"
-        if reason is None and not works(compute_dtype(context.dtype_at(path))):
+        if reason is None and not works(compute_dtype(context.dtypes.at(path))):
             reason = "oneDNN's convolution is not available on this machine"
         return Match(module, path, reason)
 
@@ -160,6 +160,6 @@ class ConvolutionRule:
         assert isinstance(module, nn.Conv2d)
         if match.data is not None:
             return Outcome((PlanItem.left(match.path, STRUCTURE, match.data),), (module,))
-        dtype = compute_dtype(context.dtype_at(match.path))
+        dtype = compute_dtype(context.dtypes.at(match.path))
         packed = OneDNNConvolution(module, dtype, context.fold_after(module))
         return put_in_place(match, packed, "convolution", "oneDNN", context)

@@ -59,7 +59,9 @@ def _norms_of_chains(context: Context) -> list[PlanItem]:
     links = ((path, link) for path, block in blocks for link in block._chain if isinstance(link, AffineLink))
     paths = [f"{path}.{link.path}" for path, link in links]
     told = frozenset(paths)
-    context.items[:] = [item for item in context.items if item.reason is None or item.name not in told]
+    context.results.items[:] = [
+        item for item in context.results.items if item.reason is None or item.name not in told
+    ]
     return [PlanItem(path, NORM, "convolutions", "float32", packed_bytes=0, reason=None) for path in paths]
 
 

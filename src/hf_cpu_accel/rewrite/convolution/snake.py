@@ -14,7 +14,6 @@ from hf_cpu_accel.lazy.lazy_tensor import ordinary
 from hf_cpu_accel.ops.snake import snake
 from hf_cpu_accel.patching.fused_module import FusedModuleMixin, fused_layer
 from hf_cpu_accel.patching.hooks import is_plain
-from hf_cpu_accel.patching.restore import swap_module
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.convolution.sound import has_channels_last
 from hf_cpu_accel.rewrite.core.context import WEIGHT_DTYPES, Context
@@ -105,7 +104,7 @@ class SnakeRule:
 
     def apply(self, match: Match, context: Context) -> Outcome:
         fused = fused_layer(FusedSnake, match.module, _form=match.data)
-        swap_module(context.journal, context.slots[id(match.module)], fused)
+        context.swap(match.module, fused)
         item = PlanItem(match.path, STRUCTURE, "snake", "float32", packed_bytes=0, reason=None)
         return Outcome((item,), (match.module,))
 

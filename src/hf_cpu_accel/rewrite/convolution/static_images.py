@@ -42,8 +42,8 @@ def make_static(context: Context) -> Iterable[PlanItem]:
         path: part for path, part in context.root.named_modules() if isinstance(part, FusedResidualBlock)
     }
     if not blocks:
-        context.notes += (
-            "int8-static: the model has no fused chains of convolutions, so all inputs are quantized at run time, as in int8",
+        context.results.notes.append(
+            "int8-static: the model has no fused chains of convolutions, so all inputs are quantized at run time, as in int8"
         )
         return ()
     seen: dict[str, Values] = {path: defaultdict(ObservedValues) for path in blocks}
@@ -53,9 +53,9 @@ def make_static(context: Context) -> Iterable[PlanItem]:
                 _run_examples(context, progress.update)
     items = [item for path, block in blocks.items() for item in _set_ranges(path, block, seen[path], context)]
     still = sum(item.reason is None for item in items)
-    context.notes += (
+    context.results.notes.append(
         f"int8-static: {still} of {len(items)} convolutions return int8 images, with ranges from {len(context.calibration)} "
-        f"batches ({context.config.static_range}); all other inputs are quantized at run time, as in int8",
+        f"batches ({context.config.static_range}); all other inputs are quantized at run time, as in int8"
     )
     return items
 

@@ -40,9 +40,16 @@ class CalibratedWeights:
 _current: ContextVar[CalibratedWeights | None] = ContextVar("calibrated weights", default=None)
 
 
-def use_calibrated_weights(weights: CalibratedWeights) -> AbstractContextManager[None]:
-    """Make rules use the packed weights of `weights` inside the context."""
-    return within(_current, weights)
+def use_calibrated_weights() -> AbstractContextManager[None]:
+    """Make rules use the packed weights that are added to `calibrated_weights()` inside the context."""
+    return within(_current, CalibratedWeights())
+
+
+def calibrated_weights() -> CalibratedWeights:
+    """Return the packed weights of the current rewrite."""
+    weights = _current.get()
+    assert weights is not None
+    return weights
 
 
 def calibrated_weight(parameters: Sequence[Tensor], dtype: str) -> PackedWeight | None:

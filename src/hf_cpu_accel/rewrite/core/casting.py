@@ -54,5 +54,5 @@ def cast_all_or_nothing(context: Context) -> None:
     for module in around_packed(context.root):
         if AllOrNothing.name in vars(module):
             continue
-        float16 = context.float16 if module is context.root else None
+        float16 = context.float16.model if context.float16 and module is context.root else None
         add_attribute(context.journal, module, AllOrNothing.name, AllOrNothing(module, float16))

@@ -24,7 +24,6 @@ from hf_cpu_accel.patching.float16 import (
 from hf_cpu_accel.patching.float16_originals import HalvingStore
 from hf_cpu_accel.patching.inner_forward import has_place, put_inside
 from hf_cpu_accel.patching.restore import Journal, add_attribute, replace_attribute, strided_as
-from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.core.context import Context
 from hf_cpu_accel.rewrite.core.layer_stacks import layers_of
 from hf_cpu_accel.rewrite.core.packed_source import is_placeholder, placeholders, source
@@ -66,13 +65,15 @@ class Widening:
     A layer is packed before the next one is reached, so that only one of them is in float32, however large the model is.
 
     Args:
+        model: the model for callers.
         owners: the paths of parameters by their addresses, which are kept right.
 
     Attributes:
         halves: what tensors were that are mapped from a file, by their addresses in float32.
     """
 
-    def __init__(self, owners: dict[int, list[str]]) -> None:
+    def __init__(self, model: Float16Model, owners: dict[int, list[str]]) -> None:
+        self.model = model
         self.halves: dict[int, Tensor] = {}
         self._owners = owners
         self._mapped = MappedFiles()
@@ -144,19 +145,17 @@ class Float16StateDict:
         _cast_state(state, [prefix + name for name in self._names], self._model.dtype)
 
 
-def cast_float16(context: Context) -> Iterable[PlanItem]:
+def cast_float16(context: Context) -> None:
     """Cast all float16 parameters and buffers to float32. Those of layers wait until the rules reach the layer, unless calibration
     runs before."""
     tensors = _float16_tensors(context.root)
     if tensors:
         model = Float16Model(frozenset(_float16_names(context.root)), is_all=_is_all_float16(context.root))
         context.journal.record(CastTensors(tensors, [tensor.stride() for tensor in tensors], model))
-        widening = context.widening = Widening(context.owners)
+        widening = context.float16 = Widening(model, context.weights.owners)
         context.store = HalvingStore(context.store, widening.halves)
-        context.float16 = model
         widening.begin(context.root, tensors, whole=bool(context.calibration))
-        context.notes += (NOTE,)
-    return ()
+        context.results.notes.append(NOTE)
 
 
 def cast_as_outside(state: dict[str, Any], journal: Journal) -> None:
@@ -166,16 +165,15 @@ def cast_as_outside(state: dict[str, Any], journal: Journal) -> None:
             _cast_state(state, change.model.names, change.model.dtype)
 
 
-def stay_float16_outside(context: Context) -> Iterable[PlanItem]:
+def stay_float16_outside(context: Context) -> None:
     """Keep calls from outside, state dicts and saved configs float16."""
-    model = context.float16
-    if model is not None:
+    if context.float16 is not None:
+        model = context.float16.model
         for path, module in list(context.root.named_modules()):
             if module is context.root or is_model(module):
                 _wrap(context, module, path, model)
             elif _is_head(path, module):
                 _wrap_forward(context, module, model)
-    return ()
 
 
 def _wrap(context: Context, module: nn.Module, path: str, model: Float16Model) -> None:

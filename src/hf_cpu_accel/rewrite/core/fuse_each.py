@@ -9,7 +9,6 @@ from torch import nn
 
 from hf_cpu_accel.guard.modules import instance_forward
 from hf_cpu_accel.patching.hooks import is_plain
-from hf_cpu_accel.patching.restore import swap_module
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.core.context import NOT_PLAIN, Context, refusal_to_swap
 from hf_cpu_accel.rewrite.core.foreign_code import attempt
@@ -39,7 +38,7 @@ def fuse_each(
     items: list[PlanItem] = []
     inside: set[int] = set()
     for path, module in list(context.root.named_modules()):
-        if id(module) in inside or not context.slots[id(module)]:
+        if id(module) in inside or not context.tree.slots[id(module)]:
             continue
         fused = attempt(path, look, module, path, context)
         if isinstance(fused, Refusal):
@@ -48,7 +47,7 @@ def fuse_each(
         elif fused is not None:
             if skip_children:
                 inside.update(map(id, module.modules()))
-            swap_module(context.journal, context.slots[id(module)], fused)
+            context.swap(module, fused)
             items.append(PlanItem(path, structure, *op_and_dtype(fused, path), packed_bytes=0, reason=None))
     return items
 

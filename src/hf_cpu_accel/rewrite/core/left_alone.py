@@ -59,7 +59,7 @@ def obstacle(path: str, module: nn.Module, context: Context) -> str:
     if isinstance(module, nn.LayerNorm):
         return "already a single op, with nothing next to it to fuse"
     if isinstance(module, _ConvNd):
-        return _of_convolution(module, context.dtype_at(path))
+        return _of_convolution(module, context.dtypes.at(path))
     if isinstance(module, nn.RNNBase | nn.RNNCellBase):
         return "a recurrent network: PyTorch's op runs its steps in sequence"
     if isinstance(module, nn.MultiheadAttention):

@@ -83,7 +83,9 @@ def show_packed_weights(context: Context) -> None:
 def _packed_bytes(context: Context, path: str) -> int:
     """Return the size in bytes of the packed weights below a path."""
     return sum(
-        item.packed_bytes for item in context.items if not path or f"{item.name}.".startswith(f"{path}.")
+        item.packed_bytes
+        for item in context.results.items
+        if not path or f"{item.name}.".startswith(f"{path}.")
     )
 
 

@@ -12,7 +12,6 @@ from hf_cpu_accel.lazy.causal_mask import CausalMask
 from hf_cpu_accel.lazy.position_bias import PositionBias
 from hf_cpu_accel.patching.fused_module import FusedModuleMixin
 from hf_cpu_accel.patching.hooks import forward_hooks, has_foreign_hook
-from hf_cpu_accel.patching.restore import swap_module
 from hf_cpu_accel.plan import PlanItem, Structure
 from hf_cpu_accel.rewrite.core.context import Context
 from hf_cpu_accel.rewrite.core.foreign_code import attempt
@@ -58,8 +57,8 @@ def fuse_decoder_layers(context: Context) -> list[PlanItem]:
                     is_returned=layer is last and stack.returned,
                     skips_padding=context.config.padding == "skip",
                 )
-                swap_module(context.journal, context.slots[id(layer)], fuse(layer, role, after))
-                dtype = context.dtype_names(path, layer)
+                context.swap(layer, fuse(layer, role, after))
+                dtype = context.dtypes.names(path, layer)
                 items.append(PlanItem(path, STRUCTURE, "decoder_layers", dtype, 0, reason=None))
     return items
 
@@ -68,7 +67,7 @@ def _roles(stack: Stack, context: Context) -> Iterator[Role | Refusal | None]:
     """Yield the verified match of each layer, or the reason why it is not fused; None for a layer of another kind."""
     reader = _Reader()
     for (path, layer), call in zip(stack.layers, stack.calls, strict=True):
-        if isinstance(layer, FusedModuleMixin) or not context.slots[id(layer)]:
+        if isinstance(layer, FusedModuleMixin) or not context.tree.slots[id(layer)]:
             yield None
         elif is_joined(layer):
             yield Refusal(BETWEEN)

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from hf_cpu_accel.patching.fused_module import FusedModuleMixin, Reference, empty
 from hf_cpu_accel.patching.hooks import is_plain
-from hf_cpu_accel.patching.restore import swap_module
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.core.context import WEIGHT_DTYPES, Context
 from hf_cpu_accel.rewrite.core.foreign_code import call_foreign
@@ -125,7 +124,7 @@ class EmbeddingsRule:
     name = "embeddings"
 
     def match(self, module: nn.Module, path: str, context: Context) -> Match | None:
-        if not context.slots[id(module)] or not _may_be_embeddings(module):
+        if not context.tree.slots[id(module)] or not _may_be_embeddings(module):
             return None
         if any(context.skipped(f"{path}.{name}" if name else path) for name, _ in module.named_modules()):
             return None
@@ -133,7 +132,7 @@ class EmbeddingsRule:
         return None if matched is None or not _is_verified(module, matched) else Match(module, path, matched)
 
     def apply(self, match: Match, context: Context) -> Outcome:
-        swap_module(context.journal, context.slots[id(match.module)], fuse(match.module, match.data))
+        context.swap(match.module, fuse(match.module, match.data))
         item = PlanItem(match.path, STRUCTURE, "embedding_norm", "float32", packed_bytes=0, reason=None)
         return Outcome((item,), tuple(match.module.modules()))
 

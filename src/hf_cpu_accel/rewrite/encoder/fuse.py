@@ -38,7 +38,7 @@ def fuse_encoder_layers(context: Context) -> list[PlanItem]:
     """Fuse every encoder layer of the model. Call it after linears are packed and attention is replaced."""
 
     def named(fused: FusedEncoderLayer, path: str) -> tuple[str, str]:
-        return "encoder_layer", context.dtype_names(path, fused)
+        return "encoder_layer", context.dtypes.names(path, fused)
 
     return fuse_each(context, STRUCTURE, _match_encoder_layer, named, skip_children=True, expected=is_layer)
 

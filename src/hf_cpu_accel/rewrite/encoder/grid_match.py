@@ -39,7 +39,7 @@ def fuse_grid_layers(context: Context) -> list[PlanItem]:
     """Fuse every such layer of the model. Call it after linears are packed."""
 
     def named(fused: FusedGridLayer, path: str) -> tuple[str, str]:
-        return "linear, attention, ffn", context.dtype_names(path, fused)
+        return "linear, attention, ffn", context.dtypes.names(path, fused)
 
     return fuse_each(context, STRUCTURE, _match_grid_layer, named, skip_children=True, expected=is_layer)
 

@@ -11,7 +11,7 @@ from hf_cpu_accel.checkpoints.stored_stack import LinearsStack, StoredStack
 from hf_cpu_accel.checkpoints.stored_weight import is_stand_in
 from hf_cpu_accel.packing.linear import PANEL_FEATURES, QUANTIZED
 from hf_cpu_accel.patching.hooks import is_plain
-from hf_cpu_accel.patching.restore import free_weight, swap_module
+from hf_cpu_accel.patching.restore import free_weight
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.core.context import MAX_INTEGER_FEATURES, Context
 from hf_cpu_accel.rewrite.core.rule import Match, Outcome
@@ -39,7 +39,7 @@ class ExpertsRule:
 
     def apply(self, match: Match, context: Context) -> Outcome:
         module, path, reason = match.module, match.path, match.data
-        dtype = context.dtype_at(path)
+        dtype = context.dtypes.at(path)
         form = read_experts(module) if reason is None else None
         if form is None:
             reason = reason or "it does not match gated or plain experts with a supported activation"
@@ -57,7 +57,7 @@ class ExpertsRule:
             if reason is not None:
                 return Outcome((PlanItem.left(path, STRUCTURE, reason),), (module,))
         packed.rule = context.rule
-        swap_module(context.journal, context.slots[id(module)], packed)
+        context.swap(module, packed)
         nbytes = sum(weight.nbytes for weight in packed.packed.values())
         structure = STRUCTURE
         if stored:
@@ -71,7 +71,7 @@ class ExpertsRule:
 def _unsupported_reason(module: nn.Module, path: str, context: Context) -> str | None:
     if context.skipped(path):
         return "skip_modules"
-    if not is_plain(module) or not context.slots[id(module)]:
+    if not is_plain(module) or not context.tree.slots[id(module)]:
         return "it has hooks, parametrizations or a replaced forward, or is the target itself"
     unknown = (p for p in module.parameters() if is_stand_in(p) and not isinstance(p, StoredStack))
     for parameter in unknown:
@@ -79,7 +79,7 @@ def _unsupported_reason(module: nn.Module, path: str, context: Context) -> str |
     for parameter in module.parameters():
         if isinstance(parameter, StoredStack) and parameter.refusal is not None:
             return parameter.refusal
-    if any(context.is_tied(p) for p in module.parameters()):
+    if any(context.weights.is_tied(p) for p in module.parameters()):
         return "it shares its weights with other modules"
     return None
 
@@ -129,6 +129,6 @@ def _release_stored(stored: dict[Stack, StoredStack], packed: PackedExperts, con
     """Free parameters that hold the quantized tensors of a checkpoint."""
     for stack, parameter in stored.items():
         for tensor in parameter.held.values():
-            context.freed += tensor.nbytes
+            context.weights.freed += tensor.nbytes
             source = PackedStack(packed, stack, is_of_linears=isinstance(parameter, LinearsStack))
             free_weight(context.journal, tensor, source, context.store, lossless=False, is_cast=False)

@@ -41,7 +41,7 @@ def accelerate_message_passing(context: Context) -> list[PlanItem]:
             items.append(PlanItem.left(path, "linear", _DENSE))
         else:
             continue
-        context.handled.add(id(module))
+        context.tree.handled.add(id(module))
     if context.config.reorder != "none" and items:
         items.append(_reorder(context))
     return items
@@ -101,7 +101,7 @@ def _accelerate(conv: MessagePassing, path: str, context: Context) -> PlanItem:
     if plain:
         add_attribute(context.journal, conv, "propagate", propagate)
     add_attribute(context.journal, conv, StockForScript.name, StockForScript(conv))
-    context.handled.update(_read_weights(conv))
+    context.tree.handled.update(_read_weights(conv))
     op = reduction.op if message is not None else f"custom message, {reduction.op}"
     if special is not None:
         op = f"{special.__name__}, {op}"

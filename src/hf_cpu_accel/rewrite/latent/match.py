@@ -27,7 +27,7 @@ def fuse_latent_attention(context: Context) -> list[PlanItem]:
     """Fuse all latent attention of the model. Call it after linears are packed."""
 
     def op_and_dtype(fused: LatentAttention, path: str) -> tuple[str, str]:
-        return "attention", context.dtype_names(path, fused)
+        return "attention", context.dtypes.names(path, fused)
 
     return fuse_each(context, STRUCTURE, _match_latent_attention, op_and_dtype)
 

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from hf_cpu_accel.ops.linear import ACTIVATIONS
-from hf_cpu_accel.patching.restore import swap_module
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.providers.route import Route
 from hf_cpu_accel.rewrite.core.context import Context
@@ -85,7 +84,7 @@ class FFNRule:
         up, down = match.module.get_submodule(found.up), match.module.get_submodule(found.down)
         assert isinstance(up, nn.Linear)
         assert isinstance(down, nn.Linear)
-        dtypes = [context.dtype_at(f"{match.path}.{name}") for name in (found.up, found.down)]
+        dtypes = [context.dtypes.at(f"{match.path}.{name}") for name in (found.up, found.down)]
         packed_up, packed_down = (
             pack([linear], dtype, int4_group=context.config.int4_group, measured=context.measured)[0]
             for linear, dtype in zip((up, down), dtypes, strict=True)
@@ -99,7 +98,7 @@ class FFNRule:
                 )
             if reason is not None:
                 return Outcome((PlanItem.left(match.path, STRUCTURE, reason),), ())
-        swap_module(context.journal, context.slots[id(match.module)], fused)
+        context.swap(match.module, fused)
         items = []
         for name, linear, packed in ((found.up, up, packed_up), (found.down, down, packed_down)):
             release(linear, packed, context)

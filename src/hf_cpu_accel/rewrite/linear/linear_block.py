@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from hf_cpu_accel.ops.linear import ACTIVATIONS
-from hf_cpu_accel.patching.restore import swap_module
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.providers.route import Route
 from hf_cpu_accel.rewrite.core.context import Context
@@ -102,7 +101,7 @@ class LinearBlockRule:
         block, input_names = match.data
         original = match.module.get_submodule(block.dense)
         assert isinstance(original, nn.Linear)
-        dtype = context.weight_dtype(f"{match.path}.{block.dense}", [original])
+        dtype = context.dtypes.of_weight(f"{match.path}.{block.dense}", [original])
         group = context.config.int4_group
         dense = pack([original], dtype, int4_group=group, measured=context.measured)[0]
         fused = FusedLinearBlock(match.module, dense, block, input_names)
@@ -112,7 +111,7 @@ class LinearBlockRule:
                 reason = disagreement(fused(*inputs), match.module(*inputs), dtype, original.weight.dtype)
             if reason is not None:
                 return Outcome((PlanItem.left(match.path, block.structure, reason),), ())
-        swap_module(context.journal, context.slots[id(match.module)], fused)
+        context.swap(match.module, fused)
         release(original, dense, context)
         op = "linear" if block.norm is None else f"linear, {block.norm[1].kind}"
         item = packed_item(match.path, block.structure, op, dense)

@@ -10,7 +10,7 @@ from torch import nn
 
 from hf_cpu_accel.packing.four_bits import nearest_form
 from hf_cpu_accel.packing.linear import PANEL_FEATURES, pack_linear
-from hf_cpu_accel.patching.restore import Packed, free_weight, swap_module
+from hf_cpu_accel.patching.restore import Packed, free_weight
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.core.calibrated import calibrated_weight
 from hf_cpu_accel.rewrite.core.context import Context, linear_refusal
@@ -72,9 +72,9 @@ def release(module: nn.Module, packed: PackedModule, context: Context) -> None:
     weight = module.weight
     assert isinstance(weight, nn.Parameter)
     packed.rule = context.rule
-    if id(module) in context.computed:
+    if id(module) in context.weights.computed:
         return  # the sources of its weight stay
-    if context.is_tied(weight) or context.config.originals == "memory":
+    if context.weights.is_tied(weight) or context.config.originals == "memory":
         packed.keep_original(weight)
         return
     free(weight, packed, packed.packed_dtype, context, exact=packed.is_exact)
@@ -82,16 +82,16 @@ def release(module: nn.Module, packed: PackedModule, context: Context) -> None:
 
 def free(weight: nn.Parameter, packed: Packed, dtype: str, context: Context, *, exact: bool = True) -> None:
     """Free the values of `weight`, which `packed` holds in `dtype`."""
-    if id(weight) in context.made:
+    if id(weight) in context.weights.created:
         weight.data = torch.empty(0, dtype=weight.dtype)
         return
     lossless = exact and (dtype == "float32" or (dtype == "bfloat16" and weight.dtype is torch.bfloat16))
-    context.freed += weight.nbytes
+    context.weights.freed += weight.nbytes
     free_weight(context.journal, weight, packed, context.store, lossless=lossless)
-    if context.freed > _TRIM_BYTES:
+    if context.weights.freed > _TRIM_BYTES:
         # A packed weight may not fit into the hole that an original left: return the holes to the system.
         trim_heap()
-        context.freed = 0
+        context.weights.freed = 0
 
 
 def packed_item(path: str, structure: str, op: str, packed: PackedLinear) -> PlanItem:
@@ -103,7 +103,7 @@ def put_in_place(
     paths: Sequence[str], linears: Sequence[nn.Linear], structure: str, context: Context
 ) -> Outcome:
     """Pack `linears` together, compare each with its original, and swap them in."""
-    dtype = context.weight_dtype(paths[0], linears)
+    dtype = context.dtypes.of_weight(paths[0], linears)
     packed = pack(linears, dtype, int4_group=context.config.int4_group, measured=context.measured)
     if context.verifies:
         for path, linear, replacement in zip(paths, linears, packed, strict=True):
@@ -113,7 +113,7 @@ def put_in_place(
             if reason is not None:
                 return Outcome((PlanItem.left(path, structure, reason),), (linear,))
     for linear, replacement in zip(linears, packed, strict=True):
-        swap_module(context.journal, context.slots[id(linear)], replacement)
+        context.swap(linear, replacement)
         release(linear, replacement, context)
     items = (
         packed_item(path, structure, "linear", replacement)
@@ -138,11 +138,13 @@ class MergedProjectionsRule:
         saved = source()
         for name, child in module.named_children():
             child_path = f"{path}.{name}" if path else name
-            if not isinstance(child, nn.Linear) or id(child) in context.handled:
+            if not isinstance(child, nn.Linear) or id(child) in context.tree.handled:
                 continue
-            if linear_refusal(child, child_path, context) is None and not context.is_tied(child.weight):
+            if linear_refusal(child, child_path, context) is None and not context.weights.is_tied(
+                child.weight
+            ):
                 together = () if saved is None else saved.together(child.weight)
-                alike = (child.in_features, child.weight.dtype, together, context.own_dtype(child_path))
+                alike = (child.in_features, child.weight.dtype, together, context.dtypes.own(child_path))
                 siblings[alike].append((child_path, child))
         if saved is None:
             groups = [_in_panels(_without_output(members)) for members in siblings.values()]

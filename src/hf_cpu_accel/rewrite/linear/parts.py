@@ -38,7 +38,7 @@ def take_apart(module: nn.Module, path: str, context: Context) -> Parts | None:
 
     Whether it *computes* the same as its parts suggest is checked by `computes`.
     """
-    if module._parameters or module._buffers or not context.slots[id(module)] or not is_plain(module):
+    if module._parameters or module._buffers or not context.tree.slots[id(module)] or not is_plain(module):
         return None
     linears: list[tuple[str, nn.Linear]] = []
     norms: list[tuple[str, NormSpec]] = []

@@ -12,7 +12,6 @@ from torch.nn import functional
 from hf_cpu_accel.lazy.lazy_tensor import ordinary
 from hf_cpu_accel.ops.derivatives import wants_derivative
 from hf_cpu_accel.patching.fused_module import FusedModuleMixin, fused_layer
-from hf_cpu_accel.patching.restore import swap_module
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.core.context import Context, linear_refusal, shares_weight
 from hf_cpu_accel.rewrite.core.rule import Match, Outcome
@@ -93,6 +92,6 @@ class SharedLinearRule:
                 reason = reason or disagreement(fused(input), linear(input), "float32", torch.float32)
             if reason is not None:
                 return Outcome((PlanItem.left(match.path, STRUCTURE, reason),), (linear,))
-        swap_module(context.journal, context.slots[id(linear)], fused)
+        context.swap(linear, fused)
         item = PlanItem(match.path, STRUCTURE, "linear", "float32", packed_bytes=0, reason=None)
         return Outcome((item,), (linear,))

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from hf_cpu_accel.patching.fused_module import FusedModuleMixin, Reference, fused_layer
 from hf_cpu_accel.patching.hooks import is_plain
-from hf_cpu_accel.patching.restore import swap_module
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.core.context import Context, linear_refusal, refusal_to_swap
 from hf_cpu_accel.rewrite.core.fuse_each import fuse_each
@@ -105,9 +104,9 @@ class SplitHeadRule:
     def apply(self, match: Match, context: Context) -> Outcome:
         name, used = match.data
         path, dense = f"{match.path}.{name}", match.module.get_submodule(name)
-        dtype, group = context.weight_dtype(path, [used]), context.config.int4_group
+        dtype, group = context.dtypes.of_weight(path, [used]), context.config.int4_group
         packed = pack([used], dtype, int4_group=group, measured=context.measured, transposed=True)[0]
-        swap_module(context.journal, context.slots[id(dense)], packed)
+        context.swap(dense, packed)
         release(dense, packed, context)
         return Outcome((packed_item(path, TRANSPOSED, "linear", packed),), (dense,))
 

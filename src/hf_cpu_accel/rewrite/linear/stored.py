@@ -18,7 +18,7 @@ from hf_cpu_accel.checkpoints.stored import (
 )
 from hf_cpu_accel.checkpoints.stored_weight import StoredWeight
 from hf_cpu_accel.packing.linear import PANEL_FEATURES, PackedWeight
-from hf_cpu_accel.patching.restore import free_weight, share_values, swap_module
+from hf_cpu_accel.patching.restore import free_weight, share_values
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.core.context import MAX_INTEGER_FEATURES, Context, refusal_to_swap
 from hf_cpu_accel.rewrite.core.foreign_code import call_foreign
@@ -52,12 +52,12 @@ class StoredLinearsRule:
     def match(self, module: nn.Module, path: str, context: Context) -> Match | None:
         siblings: dict[tuple[object, ...], list[list[Member]]] = defaultdict(list)
         for name, child in module.named_children():
-            weight = None if id(child) in context.handled else stored_weight(child)
+            weight = None if id(child) in context.tree.handled else stored_weight(child)
             if weight is None:
                 continue
             member = (f"{path}.{name}" if path else name, child, weight)
             order = None if weight.permutation is None else weight.permutation.numpy().tobytes()
-            own = context.own_dtype(member[0]) if weight.rows is None else None
+            own = context.dtypes.own(member[0]) if weight.rows is None else None
             groups = siblings[weight.in_features, weight.rows is None, weight.meant_for, own, order]
             apart = isinstance(module, nn.Sequential | nn.ModuleList | nn.ModuleDict)
             if groups and not apart and groups[-1][-1][2].out_features % PANEL_FEATURES == 0:
@@ -114,7 +114,7 @@ def _put_in_place(members: Sequence[Member], context: Context) -> list[PlanItem]
     for (path, module, weight), replacement, error in zip(members, replacements, errors, strict=True):
         # In a packed folder they are plain linears.
         replacement.rule = (MergedProjectionsRule if len(members) > 1 else LinearRule).name
-        swap_module(context.journal, context.slots[id(module)], replacement)
+        context.swap(module, replacement)
         _release(weight, replacement, context)
         rounded = f"; rounding to {packed.dtype}: {error:.1e}" if error else ""
         items.append(packed_item(path, f"{structure} ({weight.form}{rounded})", "linear", replacement))
@@ -130,10 +130,10 @@ def _packed(
     if weights[0].rows is not None:
         return pack_stored(weights), "float32", [rounding_error(weight) for weight in weights]
     path, meant_for = members[0][0], weights[0].meant_for
-    if meant_for is not None and context.config.dtype == "auto" and context.own_dtype(path) is None:
+    if meant_for is not None and context.config.dtype == "auto" and context.dtypes.own(path) is None:
         dtype = meant_for
     else:
-        dtype = context.weight_dtype(path, linears)
+        dtype = context.dtypes.of_weight(path, linears)
     packed, errors = pack_rounded(weights, dtype, context.config.int4_group)
     return packed, dtype, errors
 
@@ -151,14 +151,14 @@ def _disagreement(
 
 def _release(weight: StoredWeight, packed: PackedLinear, context: Context) -> None:
     """Free the tensors of the weight of a module that was replaced, unless an embedding reads it, too, or it is kept."""
-    if context.config.originals == "memory" or any(map(context.is_tied, weight.tensors)):
+    if context.config.originals == "memory" or any(map(context.weights.is_tied, weight.tensors)):
         return
     for tensor in weight.tensors[1:]:
         owner = weight.tensors[0]
         if tensor.numel() and tensor.data_ptr() == owner.data_ptr():
             share_values(context.journal, tensor, owner)
     for tensor in weight.tensors:
-        context.freed += tensor.nbytes
+        context.weights.freed += tensor.nbytes
         if tensor.numel():
             free_weight(context.journal, tensor, packed, context.store, lossless=False, is_cast=False)
 

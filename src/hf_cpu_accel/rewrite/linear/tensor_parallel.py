@@ -7,7 +7,7 @@ sums over all processes: Shoeybi et al. 2019, arXiv:1909.08053, section 3. The p
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,10 +15,8 @@ from torch import Tensor, nn
 from torch.nn.utils import skip_init
 
 from hf_cpu_accel.hosts.tensor_parallel import Division, Share, part_of, share_of
-from hf_cpu_accel.patching.restore import swap_module
-from hf_cpu_accel.patching.weight_owners import weight_owners
-from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.core.context import Context
+from hf_cpu_accel.rewrite.core.model_tree import Weights
 from hf_cpu_accel.runtime.exchange import Exchange
 
 # Reason why a layer is not fused.
@@ -75,39 +73,38 @@ class TakenParts:
                 self.linear._parameters[name] = division.parameter(self.parts[name])
 
 
-def divide_linears(context: Context) -> Iterable[PlanItem]:
+def divide_linears(context: Context) -> None:
     """Replace linears that are split over processes by plain ones. Call it before all other stages, since it changes the
     modules."""
     sizes: set[int] = set()
     exchanges: dict[Any, Exchange] = {}
-    for path, linear in context.modules:
+    for path, linear in context.tree.modules:
         share = share_of(context.root, path, linear)
-        if share is None or not context.slots[id(linear)] or context.skipped(path):
+        if share is None or not context.tree.slots[id(linear)] or context.skipped(path):
             continue
         assert isinstance(linear, nn.Linear)
         sizes.add(share.size)
         parts = {name: part_of(parameter) for name, parameter in linear.named_parameters(recurse=False)}
-        slots, plain = context.slots[id(linear)], _linear(parts, has_bias=share.joint != "sum")
+        plain = _linear(parts, has_bias=share.joint != "sum")
         replacement: nn.Module = plain
         if share.joint != "none":
             bias = parts.get("bias") if share.joint == "sum" else None
             if share.group not in exchanges:
                 exchanges[share.group] = Exchange(share.group)
             replacement = JoinedLinear(plain, bias, share, exchanges[share.group], linear.out_features)
-            context.slots[id(plain)] = [(replacement, "part")]
-        swap_module(context.journal, slots, replacement)
-        context.slots[id(replacement)] = slots
-        if not context.is_tied(linear.weight):  # a tied weight is still to be divided elsewhere
+            context.tree.slots[id(plain)] = [(replacement, "part")]
+        context.swap(linear, replacement)
+        context.tree.slots[id(replacement)] = context.tree.slots[id(linear)]
+        if not context.weights.is_tied(linear.weight):  # a tied weight is still to be divided elsewhere
             _take_parts(linear, parts, context)
     if sizes:
-        context.modules = list(context.root.named_modules())
-        context.owners = weight_owners(context.root)
+        context.tree.modules = list(context.root.named_modules())
+        context.weights = Weights(context.root)
         shared = all(exchange.is_shared for exchange in exchanges.values())
         how = "through shared memory" if shared else "by gloo"
-        context.notes += (
-            f"tensor parallelism: the linears are split over {max(sizes)} processes and joined {how}",
+        context.results.notes.append(
+            f"tensor parallelism: the linears are split over {max(sizes)} processes and joined {how}"
         )
-    return ()
 
 
 def is_joined(module: nn.Module) -> bool:

@@ -7,7 +7,6 @@ from torch import nn
 
 from hf_cpu_accel.checkpoints.stored_weight import is_stand_in
 from hf_cpu_accel.patching.hooks import is_plain
-from hf_cpu_accel.patching.restore import swap_module
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.core.context import Context, linear_refusal
 from hf_cpu_accel.rewrite.core.rule import Match, Outcome
@@ -26,7 +25,7 @@ class TransposedLinearRule:
 
     def match(self, module: nn.Module, path: str, context: Context) -> Match | None:
         linear = as_linear(module)
-        if linear is None or not context.slots[id(module)]:
+        if linear is None or not context.tree.slots[id(module)]:
             return None
         return Match(module, path, (linear, linear_refusal(linear, path, context)))
 
@@ -34,7 +33,7 @@ class TransposedLinearRule:
         linear, reason = match.data
         if reason is not None:
             return Outcome((PlanItem.left(match.path, STRUCTURE, reason),), (match.module,))
-        dtype = context.weight_dtype(match.path, [linear])
+        dtype = context.dtypes.of_weight(match.path, [linear])
         packed = pack(
             [linear],
             dtype,
@@ -48,7 +47,7 @@ class TransposedLinearRule:
                 reason = disagreement(packed(input), match.module(input), dtype, linear.weight.dtype)
             if reason is not None:
                 return Outcome((PlanItem.left(match.path, STRUCTURE, reason),), (match.module,))
-        swap_module(context.journal, context.slots[id(match.module)], packed)
+        context.swap(match.module, packed)
         release(match.module, packed, context)
         item = packed_item(match.path, STRUCTURE, "linear", packed)
         return Outcome((item,), (match.module,))

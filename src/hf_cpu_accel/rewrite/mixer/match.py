@@ -44,7 +44,7 @@ def fuse_mixer_layers(
 
     def op_and_dtype(fused: FusedMixerLayer, path: str) -> tuple[str, str]:
         mixer: Any = fused._modules[fused._parts.mixer]
-        return f"{op_of(mixer)}, ffn" if fused._parts.ffn else op_of(mixer), context.dtype_names(path, fused)
+        return f"{op_of(mixer)}, ffn" if fused._parts.ffn else op_of(mixer), context.dtypes.names(path, fused)
 
     def look(layer: nn.Module, path: str, context: Context) -> FusedMixerLayer | Refusal | None:
         mixers = [name for name, child in layer.named_children() if isinstance(child, kind)]

@@ -18,7 +18,6 @@ from hf_cpu_accel.ops.derivatives import refuse_transforms
 from hf_cpu_accel.ops.group_norm import group_norm
 from hf_cpu_accel.patching.hooks import is_plain
 from hf_cpu_accel.patching.replacement import Replacement
-from hf_cpu_accel.patching.restore import swap_module
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.core.activations import identify
 from hf_cpu_accel.rewrite.core.context import WEIGHT_DTYPES, Context
@@ -102,7 +101,7 @@ class GroupNormRule:
     name = "group norm"
 
     def match(self, module: nn.Module, path: str, context: Context) -> Match | None:
-        if type(module) is not nn.GroupNorm or not context.slots[id(module)] or not is_plain(module):
+        if type(module) is not nn.GroupNorm or not context.tree.slots[id(module)] or not is_plain(module):
             return None
         if context.skipped(path) or any(p.dtype not in WEIGHT_DTYPES for p in module.parameters()):
             return None
@@ -121,7 +120,7 @@ class GroupNormRule:
                 reason = disagreement(fused(input), match.module(input), "float32", dtype)
             if reason is not None:
                 return Outcome((PlanItem.left(match.path, STRUCTURE, reason),), (match.module,))
-        swap_module(context.journal, context.slots[id(match.module)], fused)
+        context.swap(match.module, fused)
         structure = f"{STRUCTURE} + SiLU" if match.data else STRUCTURE
         item = PlanItem(match.path, structure, "group_norm", "float32", packed_bytes=0, reason=None)
         return Outcome((item,), (match.module,))
@@ -129,7 +128,7 @@ class GroupNormRule:
 
 def _beside_silu(module: nn.Module, context: Context) -> bool:
     """Return whether a parent of `module` has SiLU, as a module without parameters."""
-    siblings = (child for parent, _ in context.slots[id(module)] for child in parent.children())
+    siblings = (child for parent, _ in context.tree.slots[id(module)] for child in parent.children())
     return any(not list(child.children()) and identify(child) == "silu" for child in siblings)
 
 

@@ -15,7 +15,6 @@ from hf_cpu_accel.lazy.lazy_tensor import LazyTensor
 from hf_cpu_accel.ops.norm import layer_norm, rms_norm
 from hf_cpu_accel.patching.hooks import is_plain
 from hf_cpu_accel.patching.replacement import Replacement
-from hf_cpu_accel.patching.restore import swap_module
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.core.activations import is_library_function
 from hf_cpu_accel.rewrite.core.context import WEIGHT_DTYPES, Context
@@ -165,7 +164,7 @@ class NormRule:
     name = "norm"
 
     def match(self, module: nn.Module, path: str, context: Context) -> Match | None:
-        if type(module) is nn.LayerNorm or not context.slots[id(module)] or not is_plain(module):
+        if type(module) is nn.LayerNorm or not context.tree.slots[id(module)] or not is_plain(module):
             return None
         if context.skipped(path) or any(
             p.dtype not in WEIGHT_DTYPES for p in module.parameters(recurse=False)
@@ -187,6 +186,6 @@ class NormRule:
                 reason = disagreement(fused(input), match.module(input), "float32", weight.dtype)
             if reason is not None:
                 return Outcome((PlanItem.left(match.path, structure, reason),), (match.module,))
-        swap_module(context.journal, context.slots[id(match.module)], fused)
+        context.swap(match.module, fused)
         item = PlanItem(match.path, structure, spec.kind, "float32", packed_bytes=0, reason=None)
         return Outcome((item,), (match.module,))

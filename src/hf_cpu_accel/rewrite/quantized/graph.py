@@ -70,7 +70,7 @@ class LoweredForward(Override):
 
 def lower_quantized_graphs(context: Context) -> Iterable[PlanItem]:
     """Add the products of quantized graphs to the modules for the rules."""
-    for path, module in list(context.modules):
+    for path, module in list(context.tree.modules):
         if is_quantized_graph(module) and not context.skipped(path):
             yield from _lower(path, module, context)
 
@@ -102,7 +102,7 @@ def _lower(path: str, module: GraphModule, context: Context) -> Iterator[PlanIte
     convolutions = [name for name in rounded if isinstance(products[str(name)], nn.Conv2d)]
     if context.config.dtype == "auto":
         paths = (_joined(path, str(name)) for name in convolutions)
-        context.chosen = context.chosen.followed_by((at, "int8") for at in paths if not context.own_dtype(at))
+        context.dtypes.choose((at, "int8") for at in paths if not context.dtypes.own(at))
 
 
 def _offer(
@@ -111,15 +111,15 @@ def _offer(
     """Offer the modules that are called now to the rules, instead of those that hold the parameters of the graph under their old
     names."""
     containers = {id(child) for child in module.modules() if type(child) is nn.Module}
-    context.modules[:] = [pair for pair in context.modules if id(pair[1]) not in containers]
+    context.tree.modules[:] = [pair for pair in context.tree.modules if id(pair[1]) not in containers]
     for name, child in lowered.named_modules():
         parent, _, last = name.rpartition(".")
         if name:
-            context.slots[id(child)].append((lowered.get_submodule(parent), last))
+            context.tree.slots[id(child)].append((lowered.get_submodule(parent), last))
         if name in products or not has_weights(child):
-            context.modules.append((_joined(path, name), child))
+            context.tree.modules.append((_joined(path, name), child))
         if isinstance(child, nn.Conv2d):
-            context.made.add(id(child.weight))
+            context.weights.created.add(id(child.weight))
 
 
 def _joined(*names: str) -> str:

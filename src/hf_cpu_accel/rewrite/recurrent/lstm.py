@@ -19,7 +19,6 @@ from hf_cpu_accel.packing.linear import QUANTIZED, PackedWeight, pack_linear
 from hf_cpu_accel.patching.accelerated_module import CopiedParameter
 from hf_cpu_accel.patching.fused_module import FusedModuleMixin, conflicting_names, fused_layer
 from hf_cpu_accel.patching.hooks import is_plain
-from hf_cpu_accel.patching.restore import swap_module
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.core.context import MAX_INTEGER_FEATURES, WEIGHT_DTYPES, Context
 from hf_cpu_accel.rewrite.core.packed_module import check_inference
@@ -154,14 +153,14 @@ class LSTMRule:
             return None
         weights = list(module.parameters(recurse=False))
         usual = all(weight.dtype in WEIGHT_DTYPES for weight in weights) and is_plain(module)
-        if not usual or not context.slots[id(module)] or context.skipped(path):
+        if not usual or not context.tree.slots[id(module)] or context.skipped(path):
             return None
         sizes = (module.input_size, module.hidden_size, module.proj_size)
         if module.hidden_size < _LEAST_FEATURES or max(sizes) * 2 > MAX_INTEGER_FEATURES:
             return None
         if conflicting_names(FusedLSTM, module, ("_packed",)):
             return None
-        dtype = context.dtype_at(path)
+        dtype = context.dtypes.at(path)
         return Match(module, path, "int8" if dtype in QUANTIZED else dtype)
 
     def apply(self, match: Match, context: Context) -> Outcome:
@@ -178,7 +177,7 @@ class LSTMRule:
             reason = disagreement(ours, theirs, dtype, of)
             if reason is not None:
                 return Outcome((PlanItem.left(match.path, STRUCTURE, reason),), (module,))
-        swap_module(context.journal, context.slots[id(module)], fused)
+        context.swap(module, fused)
         nbytes = sum(part.nbytes for part in packed)
         item = PlanItem(match.path, STRUCTURE, "lstm_layer", dtype, nbytes, None, provider="ours")
         return Outcome((item,), (module,))

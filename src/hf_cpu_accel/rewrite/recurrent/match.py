@@ -34,11 +34,13 @@ def fuse_recurrent_mixers(context: Context) -> list[PlanItem]:
     """Fuse every mixer of the model. Call it after linears are packed."""
 
     def op_and_dtype(fused: RecurrentMixer, path: str) -> tuple[str, str]:
-        return fused._mixer.op, context.dtype_names(path, fused)
+        return fused._mixer.op, context.dtypes.names(path, fused)
 
     items = fuse_each(context, STRUCTURE, _match_mixer, op_and_dtype)
     read = {name for item in items for name in _read_by_ops(context.root, item.name)}
-    context.items[:] = [item for item in context.items if item.reason is None or item.name not in read]
+    context.results.items[:] = [
+        item for item in context.results.items if item.reason is None or item.name not in read
+    ]
     return items
 
 

@@ -146,7 +146,7 @@ class TransposedImagesRule:
         module, (dtype, reason) = match.module, match.data
         assert isinstance(module, nn.ConvTranspose2d)
         if dtype is None:
-            reason = reason or f"PyTorch's kernel is as fast in {context.dtype_at(match.path)}"
+            reason = reason or f"PyTorch's kernel is as fast in {context.dtypes.at(match.path)}"
             return Outcome((PlanItem.left(match.path, STRUCTURE, reason),), (module,))
         packed = TransposedImages(module, dtype)
         item = PlanItem(match.path, STRUCTURE, "conv2d", dtype, packed.packed.nbytes, None, provider="ours")
@@ -185,7 +185,7 @@ def _dtype(module: nn.ConvTranspose2d, path: str, context: Context) -> str | Non
     saved = source_of(module.weight)
     if saved is not None:  # the faster provider was chosen when the model was packed
         return saved.dtype_of(module.weight, TransposedImagesRule.name)
-    dtype = context.dtype_at(path)
+    dtype = context.dtypes.at(path)
     if dtype in QUANTIZED:
         return "int8"
     return dtype if dtype == "bfloat16" and hardware.native_bf16_is_fast() else None

@@ -139,7 +139,7 @@ class TransposedConvolutionRule:
         enough = min(module.in_channels, module.out_channels * module.stride[0]) >= MIN_OUT_FEATURES
         weight = module.weight
         supported = isinstance(weight, Tensor) and weight.dtype in WEIGHT_DTYPES
-        if not (usual and enough and supported and context.slots[id(module)] and is_plain(module)):
+        if not (usual and enough and supported and context.tree.slots[id(module)] and is_plain(module)):
             return None
         return None if context.skipped(path) else Match(module, path, STRUCTURE)
 
@@ -149,7 +149,7 @@ class TransposedConvolutionRule:
         (taps,) = windows_of(module.kernel_size, module.stride)
         features = (taps * module.in_channels, module.stride[0] * module.out_channels)
         alike = nn.Linear(*features, device="meta", dtype=module.weight.dtype)
-        dtype = context.weight_dtype(match.path, [alike])
+        dtype = context.dtypes.of_weight(match.path, [alike])
         packed = TransposedConvolution(
             module, dtype, int4_group=context.config.int4_group, measured=context.measured
         )
