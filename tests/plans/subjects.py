@@ -1,6 +1,6 @@
 """The models whose plans the golden files hold, by name, and how each is built and called.
 
-A name without a dot is a model type of transformers. Others are `pyg.LAYER`, `diffusers.MODEL` and `SUITE.MODEL`.
+A name is a model type of transformers, `pyg.LAYER`, `diffusers.MODEL`, or `SUITE.MODEL` of benchmarks.suites.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from tests.plans.rows import Rows, rows_of
 
 DTYPES = ("float32", "int8")
 GROUPS = ("transformers", "pyg", "diffusers", "suites")
+SUITES = ("huggingface", "timm", "torchbench")
 
 
 Inspection = dict[str, Any]
@@ -47,8 +48,10 @@ class NotRunError(Exception):
 
 def group_of(name: str) -> str:
     """Return the golden file that a model belongs to."""
-    prefix = name.partition(".")[0] if "." in name else "transformers"
-    return prefix if prefix in GROUPS else "suites"
+    prefix = name.partition(".")[0]
+    if prefix in SUITES:
+        return "suites"
+    return prefix if prefix in ("pyg", "diffusers") else "transformers"
 
 
 def names(group: str) -> list[str]:
@@ -64,9 +67,9 @@ def names(group: str) -> list[str]:
         from tests.plans.diffusion import MODELS
 
         return sorted(f"diffusers.{name}" for name in (*PIPELINES, *MODELS))
-    from benchmarks.suites.cases import SUITES
+    from benchmarks.suites import cases
 
-    return sorted(f"{suite}.{name}" for suite, models in SUITES.items() for name in models)
+    return sorted(f"{suite}.{name}" for suite in SUITES for name in cases.SUITES[suite])
 
 
 def inspect(name: str, dtypes: Sequence[str] = DTYPES) -> Inspection:

@@ -1,4 +1,4 @@
-"""The golden files of plans: how rows and differences read."""
+"""The golden files of plans: how rows and differences read, and that the plans of some models are those of the files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,13 @@ from hf_cpu_accel.plan import Plan, PlanItem
 from tests.plans import __main__ as command
 from tests.plans import golden
 from tests.plans.rows import expand, lines, rows_of
-from tests.plans.subjects import Inspection
+from tests.plans.subjects import GROUPS, Inspection, group_of, names
+
+# Encoders, a decoder, experts, states, recorded layers, windows, convolutions, a graph layer, a network without a library.
+MODELS = (
+    *("bert", "deberta-v2", "gpt2", "mamba", "mixtral", "resnet", "swin", "t5", "xlnet", "llama4"),
+    *("pyg.GATConv", "torchbench.squeezenet1_1", "huggingface.RobertaForCausalLM"),
+)
 
 
 def plan(*items: PlanItem) -> Plan:
@@ -120,3 +126,35 @@ def test_the_command_compares_and_updates(
     assert command.main(["--update", "pyg.GCNConv"]) == 0
     assert command.main(list(found)) == 0
     assert command.main(["pyg.GCNConv2"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "group"),
+    [
+        *(("bert", "transformers"), ("kosmos-2.5", "transformers"), ("pyg.GCNConv", "pyg")),
+        *(("diffusers.flux", "diffusers"), ("timm.cvt_13", "suites")),
+    ],
+)
+def test_a_name_belongs_to_a_golden_file(name: str, group: str) -> None:
+    assert group_of(name) == group
+
+
+def test_every_model_has_a_block() -> None:
+    """`make plans-update` adds the models that libraries or tests have added."""
+    for group in GROUPS:
+        versions, blocks = golden.read(group)
+        assert set(blocks) == set(names(group)) or versions != golden.versions(), group
+
+
+@pytest.fixture(scope="module")
+def inspected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Inspection]:
+    """What `make plans` finds of `MODELS`, in a process as its own."""
+    return command.inspections(list(MODELS), tmp_path_factory.mktemp("plans") / "plans.jsonl", shards=1)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_plans_are_those_of_the_golden_file(name: str, inspected: dict[str, Inspection]) -> None:
+    versions, blocks = golden.read(group_of(name))
+    if versions != golden.versions():
+        pytest.skip(f"the golden file is of {versions}")
+    assert golden.difference(name, blocks[name], golden.block(name, inspected[name])) == []
