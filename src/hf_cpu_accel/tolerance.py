@@ -1,6 +1,6 @@
 """All bounds on the difference between a replacement and its original, with the reason of each number.
 
-By default a bound is one of `verify.row_error`: the distance of the worst row, relative to the length of the row. An error (a wrong
+By default a bound is one of `check.row_error`: the distance of the worst row, relative to the length of the row. An error (a wrong
 activation, bias or mask) moves rows by 0.1 to 1; rounding moves them by at most these bounds. With quantization, a bound is as
 large as the effect of one quantization step.
 """
@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -22,8 +21,14 @@ class Tolerance:
     int8: float | None = None
     int4: float | None = None
 
-    def of(self, dtype: torch.dtype | str) -> float:
-        """Return the bound for a torch dtype, by its width, or for packed weights, by their name."""
+    def of(self, dtype: torch.dtype | str, compute: torch.dtype | None = None) -> float:
+        """Return the bound for a torch dtype, by its width, or for packed weights, by their name.
+
+        Args:
+            compute: the dtype of activations beside packed weights, whose rounding may exceed that of the weights.
+        """
+        if compute is torch.bfloat16:
+            return max(self.of(dtype), self.bfloat16)
         if isinstance(dtype, torch.dtype):
             return self.float32 if dtype.itemsize >= 4 else self.bfloat16
         bound: float | None = getattr(self, dtype.removesuffix("-weight").replace("affine", "int"))
@@ -41,10 +46,6 @@ class Closeness:
 
     relative: float
     absolute: float
-
-    def holds(self, values: Tensor, reference: Tensor) -> bool:
-        """Return whether all values are within the bounds."""
-        return torch.allclose(values, reference, rtol=self.relative, atol=self.absolute)
 
 
 # A module or formula against another formula with the same weights: sums in another order; outputs rounded to 8 bits.
@@ -73,6 +74,8 @@ RESIDUAL_BLOCKS = Tolerance(1e-3, 2e-2, int8=3e-2)
 ACTIVATION = Closeness(1e-5, 2e-6)
 # Whether a norm is affine in its input, in float64 with numbers around 1.
 AFFINE = Closeness(1e-9, 1e-9)
+# Whether values are the numbers of features, in float64, times one factor.
+FEATURE_NUMBERS = Closeness(1e-9, 0.0)
 # Whether windows have the same bias, which is computed as a difference of scores.
 WINDOW_BIAS = Closeness(0.0, 1e-4)
 # Whether rows sum to 1 like attention weights, whose softmax may be in bfloat16.
@@ -109,6 +112,8 @@ BATCHED = 0.05
 LAYERWISE = Tolerance(1e-3, 5e-2)
 # A product with a matrix of three entries against PyTorch: only the order of two additions differs.
 MATRIX_PRODUCT = Closeness(1e-5, 1e-6)
+# Integers of quantized outputs by two engines, which may round to either of two steps.
+QUANTIZED_OUTPUT = Closeness(0.0, 1.0)
 # The ops of PyTorch against float64: rounding of sums; of bfloat16 inputs and outputs; of 8-bit inputs.
 PROVIDER = Tolerance(1e-5, 1e-2, int8=2e-2)
 # Sums of 144 products of random numbers, about 12, in bfloat16: the rounding error of the output is 2^-8 of it.

@@ -5,7 +5,9 @@ import torch
 
 from hf_cpu_accel import CPUAccelConfig, accelerate_for_cpu, accelerated, explain, restore
 from hf_cpu_accel.accuracy import choose as search
+from hf_cpu_accel.check import DISAGREES, Comparison
 from hf_cpu_accel.patching.acceleration import accelerated_parts
+from hf_cpu_accel.tolerance import PACKED
 from tests.accuracy.models import BAD, bert, llama, token_ids
 
 
@@ -97,18 +99,13 @@ def test_layers_that_fail_in_8_bits_get_another_dtype(monkeypatch):
     model = bert()
     with torch.no_grad():  # so large a range within rows of the weight that no probe agrees
         model.encoder.layer[2].intermediate.dense.weight[:, 0] *= 0
-    from hf_cpu_accel.rewrite.linear import linear_block
+    real = Comparison.reason
 
-    real = linear_block.disagreement
+    def refuses(comparison, bound):
+        small = bound > PACKED.bfloat16 and comparison.pairs[0][0].shape[-1] == 256
+        return f"{DISAGREES} 1.0e+00" if small else real(comparison, bound)
 
-    def refuses(ours, theirs, dtype, compute):
-        small = dtype.startswith("int") and ours.shape[-1] == 256
-        return "its replacement differs by 1.0e+00" if small else real(ours, theirs, dtype, compute)
-
-    from hf_cpu_accel.rewrite.linear import match
-
-    monkeypatch.setattr(linear_block, "disagreement", refuses)
-    monkeypatch.setattr(match, "disagreement", refuses)
+    monkeypatch.setattr(Comparison, "reason", refuses)
     accelerate_for_cpu(model, accuracy=0.99, examples=token_ids(2))
     choice = choice_of(model)
     assert choice.holds

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig
 
-from hf_cpu_accel.rewrite.core.verify import row_errors
+from hf_cpu_accel.check import compare
 from hf_cpu_accel.tolerance import PACKED
 from tests.architectures.find import Outputs, run, tokens_of
 from tests.architectures.inputs import nested
@@ -78,7 +78,7 @@ def _few_rows(model: nn.Module, dtype: str, ours: Outputs, theirs: Outputs, toke
     pairs = [(tokens_of(ours[name], tokens), tokens_of(theirs[name], tokens)) for name in theirs]
     if any(one.shape != other.shape or one.dim() < 2 for one, other in pairs):
         return False
-    errors = torch.cat([row_errors(one, other).flatten() for one, other in pairs])
+    errors = torch.cat([part.flatten() for one, other in pairs for part in compare(one, other).errors])
     return bool((errors.nan_to_num(nan=float("inf")) <= PACKED.of(dtype)).double().mean() >= _MOST_ROWS)
 
 

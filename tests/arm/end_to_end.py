@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from benchmarks.smollm2 import path as path_of_smollm2
-from hf_cpu_accel.rewrite.core.verify import row_error
+from hf_cpu_accel.check import row_error
 from tests.arm.models import NEW_TOKENS
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -23,8 +23,8 @@ from transformers import (
 )
 
 from hf_cpu_accel import accelerate_for_cpu, restore
+from hf_cpu_accel.check import row_error
 from hf_cpu_accel.patching.acceleration import acceleration_of
-from hf_cpu_accel.rewrite.core.verify import row_error
 
 VOCABULARY = 320
 IDS = torch.randint(3, VOCABULARY - 16, (2, 8), generator=torch.Generator().manual_seed(0))

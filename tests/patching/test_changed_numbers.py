@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from hf_cpu_accel import accelerate_for_cpu, explain, restore
+from hf_cpu_accel.check import row_error
 from hf_cpu_accel.patching.fused_module import FusedModuleMixin
 from hf_cpu_accel.rewrite.convolution.residual_block import FusedResidualBlock
-from hf_cpu_accel.rewrite.core.verify import row_error
 from tests.patching.test_hooks_after_acceleration import MODELS, first_tensor
 from tests.rewrite.decoder.llama_stack import accelerated
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from hf_cpu_accel.check import row_error
 from hf_cpu_accel.patching.fused_module import FusedModuleMixin
-from hf_cpu_accel.rewrite.core.verify import row_error
 from hf_cpu_accel.rewrite.norm.match import FusedNorm
 from tests.patching.test_hooks_after_acceleration import IDS, MODELS, first_tensor
 from tests.rewrite.cached import cached_models

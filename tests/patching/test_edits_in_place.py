@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers import DynamicCache
 
-from hf_cpu_accel.rewrite.core.verify import row_error
+from hf_cpu_accel.check import row_error
 from tests.rewrite.decoder.encoder_decoder_families import FAMILIES
 from tests.rewrite.decoder.llama_stack import accelerated, llama
 from tests.rewrite.encoder_families import esm, mpnet, t5

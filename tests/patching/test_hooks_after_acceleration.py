@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 
 from hf_cpu_accel import restore
-from hf_cpu_accel.rewrite.core.verify import row_error
+from hf_cpu_accel.check import row_error
 from tests.rewrite.decoder.decoder_families import DECODERS
 from tests.rewrite.decoder.llama_stack import accelerated
 from tests.rewrite.encoder_families import bert, distilbert, mpnet, t5, vit

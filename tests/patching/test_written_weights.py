@@ -14,7 +14,7 @@ import transformers as tf
 from torch import Tensor, nn
 
 from hf_cpu_accel import accelerate_for_cpu, restore
-from hf_cpu_accel.rewrite.core.verify import row_error
+from hf_cpu_accel.check import row_error
 from hf_cpu_accel.rewrite.linear.layer import PackedLinear
 from tests.rewrite.decoder.decoder_families import DECODERS
 from tests.rewrite.decoder.llama_stack import accelerated

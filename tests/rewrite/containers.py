@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from hf_cpu_accel import accelerate_for_cpu, explain, restore
-from hf_cpu_accel.rewrite.core.verify import row_error
+from hf_cpu_accel.check import row_error
 
 
 class Wrapped(nn.Module):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hf_cpu_accel import accelerate_for_cpu, explain, restore
-from hf_cpu_accel.rewrite.core.verify import row_error
+from hf_cpu_accel.check import row_error
 from hf_cpu_accel.runtime import hardware
 from tests.rewrite.families import FAMILIES, Family, batches
 

@@ -15,7 +15,7 @@ from transformers.models.qwen2_5_omni.configuration_qwen2_5_omni import Qwen2_5O
 from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniAudioEncoderLayer
 
 from hf_cpu_accel import accelerate_for_cpu, explain
-from hf_cpu_accel.rewrite.core.verify import row_error
+from hf_cpu_accel.check import row_error
 from tests.rewrite.encoder_families import SIZES
 
 BOUNDS = {"float32": 1e-4, "bfloat16": 0.03, "int8": 0.15}

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hf_cpu_accel import accelerate_for_cpu, explain, restore
-from hf_cpu_accel.rewrite.core.verify import row_error
+from hf_cpu_accel.check import row_error
 from tests.tasks.families import FAMILIES
 
 _BOUNDS = {"float32": 2e-4, "int8": 0.25}

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from hf_cpu_accel.accuracy.calls import Call
 from hf_cpu_accel.accuracy.candidates import generates
-from hf_cpu_accel.measure.agreement import compare, float_tensors
+from hf_cpu_accel.check import compare, float_tensors
 from hf_cpu_accel.measure.dtype_choice import COSINE, PERPLEXITY
 
 _ROWS = 128  # rows of logits per step, because each row is as long as the vocabulary
@@ -63,10 +63,10 @@ class CosineBudget:
         least = 1.0
         singles: dict[int, list[tuple[Tensor, Tensor]]] = {}
         for call, before in zip(self._calls, self._before, strict=True):
-            now = _compared_outputs(call(model), call.mask)
-            if [tensor.shape for tensor in now] != [tensor.shape for tensor in before]:
+            comparison = compare(_compared_outputs(call(model), call.mask), before)
+            if comparison.mismatch is not None:
                 return -1.0
-            for place, pair in enumerate(zip(now, before, strict=True)):
+            for place, pair in enumerate(comparison.pairs):
                 if pair[1].dim() == 0 or pair[1].shape[-1] == 1:
                     singles.setdefault(place, []).append(pair)
                 else:
@@ -144,7 +144,4 @@ def _without_padding(tensor: Tensor, mask: Tensor) -> Tensor:
 
 def _cosine(now: Tensor, before: Tensor) -> float:
     """Return the lowest cosine of a row. Values that are not finite in the original, such as masked scores, are ignored."""
-    finite = torch.isfinite(before)
-    if not bool(finite.all()):
-        now, before = now.masked_fill(~finite, 0.0), before.masked_fill(~finite, 0.0)
-    return compare([now], [before]).worst_cosine
+    return compare(now, before).where_finite().agreement.worst_cosine

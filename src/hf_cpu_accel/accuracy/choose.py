@@ -24,6 +24,7 @@ from hf_cpu_accel.accuracy.calls import Call
 from hf_cpu_accel.accuracy.candidates import candidates
 from hf_cpu_accel.accuracy.damage import Unit, rank, units_of
 from hf_cpu_accel.accuracy.examples import Examples, make_examples
+from hf_cpu_accel.check import DISAGREES
 from hf_cpu_accel.config import CPUAccelConfig
 from hf_cpu_accel.hosts.find import Root
 from hf_cpu_accel.lifecycle import accelerate_roots, restore_roots
@@ -31,7 +32,6 @@ from hf_cpu_accel.measure.dtype_choice import NOTHING, Choice
 from hf_cpu_accel.patching.acceleration import acceleration_of
 from hf_cpu_accel.rewrite.core.calibration import Example
 from hf_cpu_accel.rewrite.core.dtype_table import DtypeTable
-from hf_cpu_accel.rewrite.core.verify import DISAGREES
 from hf_cpu_accel.rewrite.saved import saved_weights
 
 # A shorter search shows no progress bar.

@@ -50,10 +50,11 @@ def export(
     from rich.console import Console
 
     from hf_cpu_accel.api import accelerate_for_cpu, explain
+    from hf_cpu_accel.check import float_tensors
     from hf_cpu_accel.cli.bench.command import check_writable
     from hf_cpu_accel.cli.bench.workload import workload
     from hf_cpu_accel.compiler.aot import export_aot, load_aot
-    from hf_cpu_accel.measure import compare, float_tensors, interleaved
+    from hf_cpu_accel.measure import compare, interleaved
     from hf_cpu_accel.runtime.threads import apply_threads
 
     try:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from hf_cpu_accel.check import compare
 from hf_cpu_accel.graph.adjacency import Adjacency
 from hf_cpu_accel.graph.cache import adjacencies
 from hf_cpu_accel.graph.forked import share_out, shared
@@ -107,7 +108,7 @@ def _check(model: Any) -> None:
     x = torch.randn(nodes, model.in_channels, generator=generator).to(parameter.dtype)
     expected, output = model(x, edge_index), _compute(model, x, edge_index, 7, None, 1, lambda: None)
     tolerance = LAYERWISE.of(parameter.dtype)
-    if not Closeness(tolerance, tolerance * float(expected.abs().max())).holds(output, expected):
+    if not compare(output, expected).within(Closeness(tolerance, tolerance * float(expected.abs().max()))):
         raise ValueError(
             "model: a layer reads nodes more than one edge away, or a norm reads other nodes, so computing layer by layer in "
             "batches would change its output; call the model on the full graph"

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch_geometric.nn.conv import MessagePassing
 
+from hf_cpu_accel.check import compare
 from hf_cpu_accel.graph.accepted_arguments import takes
 from hf_cpu_accel.graph.cache import adjacencies
 from hf_cpu_accel.graph.message import Message, watch
@@ -250,4 +251,4 @@ def _multiplies(conv: MessagePassing, message: Message, reduce: str, pair: bool)
     only_it = not any(isinstance(argument, Tensor) for _, arguments, _ in before for argument in arguments)
     if product is not output or len(operands) != 2 or not only_it:
         return False
-    return MATRIX_PRODUCT.holds(output, torch.sparse.mm(matrix, x, reduce))
+    return compare(output, torch.sparse.mm(matrix, x, reduce)).within(MATRIX_PRODUCT)

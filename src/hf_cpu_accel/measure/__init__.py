@@ -3,7 +3,7 @@
 The command line (`hf-cpu-accel bench`, `demo`) and `benchmarks/` share them, so that their numbers mean the same.
 """
 
-from hf_cpu_accel.measure.agreement import Agreement, compare, float_tensors
+from hf_cpu_accel.measure.agreement import Agreement, compare
 from hf_cpu_accel.measure.peak_memory import PeakMemory
 from hf_cpu_accel.measure.timing import Estimate, Timing, burst, interleaved, median_estimate, speedup
 
@@ -14,7 +14,6 @@ __all__ = [
     "Timing",
     "burst",
     "compare",
-    "float_tensors",
     "interleaved",
     "median_estimate",
     "speedup",

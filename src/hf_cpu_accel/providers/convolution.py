@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from hf_cpu_accel import extension
+from hf_cpu_accel.check import compare
 from hf_cpu_accel.ops.convolution import conv2d
 from hf_cpu_accel.ops.linear import ACTIVATIONS as REFERENCES
 from hf_cpu_accel.packing.convolution import pack_conv2d, takes_tiles
@@ -142,7 +143,9 @@ def works(dtype: torch.dtype) -> bool:
         return False  # the op is not in this torch, has another signature, or is not built for this CPU
     expected = functional.conv2d(input.float(), weight.float(), padding=1)
     pairs = ((output.float(), expected), (sums.float() / 2, expected.relu()))
-    return all(PROVIDER_CONVOLUTION.holds(*pair) for pair in pairs) and torch.equal(unpacked, weight)
+    return all(compare(*pair).within(PROVIDER_CONVOLUTION) for pair in pairs) and torch.equal(
+        unpacked, weight
+    )
 
 
 def compute_dtype(dtype: str) -> torch.dtype:

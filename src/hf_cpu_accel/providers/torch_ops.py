@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hf_cpu_accel.check import compare
 from hf_cpu_accel.packing.linear import PackedWeight, pack_linear, unpack_linear, unpack_values
 from hf_cpu_accel.packing.rotation import rotate
 from hf_cpu_accel.runtime import hardware
@@ -79,10 +80,7 @@ def _works(provider: Provider) -> bool:
     except (AttributeError, NotImplementedError, RuntimeError, TypeError, ValueError):
         return False  # the op is not in this torch, has another signature, or is not built for this CPU
     expected = F.linear(input.double(), unpack_linear(packed).double(), bias.double())
-    if output.shape != expected.shape or output.dtype != input.dtype:
-        return False
-    error = (output.double() - expected).norm(dim=-1) / expected.norm(dim=-1)
-    return bool(error.max() <= PROVIDER.of(provider.dtype))
+    return output.dtype is input.dtype and compare(output, expected).within(PROVIDER.of(provider.dtype))
 
 
 def candidates(dtype: str) -> tuple[Provider, ...]:

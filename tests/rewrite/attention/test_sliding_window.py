@@ -12,9 +12,9 @@ from torch import Tensor
 from transformers import LEDConfig, LEDModel, LongformerConfig, LongformerModel
 
 from hf_cpu_accel import accelerate_for_cpu, explain, restore
+from hf_cpu_accel.check import compare
 from hf_cpu_accel.rewrite.attention import sliding_window
 from hf_cpu_accel.rewrite.attention.sliding_window import STRUCTURE, FusedSlidingWindowAttention
-from hf_cpu_accel.rewrite.core.verify import row_errors
 
 BATCH, LENGTH = 3, 37  # no multiple of a window: the host pads
 
@@ -96,7 +96,7 @@ def test_it_gives_what_the_host_gives(
     assert [(item.op, item.reason) for item in items] == [("attention", None)] * 2
     calls.clear()
     for _ in range(3):  # compared with the host's, recorded, taken again
-        assert row_errors(model(**batch)[name], expected)[seen].max() <= 1e-4
+        assert compare(model(**batch)[name], expected, rows=seen).within(1e-4)
     most = {"none": 0, "one each": 1, "of some more than of others": 4}[global_tokens]
     assert len(calls) >= 6
     assert set(calls) == {most}
@@ -113,7 +113,7 @@ def test_layers_run_whole_and_other_texts_too() -> None:
         batch = batch_of(padded=padded, global_tokens=global_tokens)
         seen, expected = batch["attention_mask"].bool(), stock(**batch).last_hidden_state
         for _ in range(2):
-            assert row_errors(model(**batch).last_hidden_state, expected)[seen].max() <= 1e-4
+            assert compare(model(**batch).last_hidden_state, expected, rows=seen).within(1e-4)
     layers = [item for item in explain(model).items if item.name in ("encoder.layer.0", "encoder.layer.1")]
     assert [item.reason for item in layers] == [None, None]
 
@@ -164,4 +164,4 @@ def test_one_that_computes_something_else_is_left() -> None:
     accelerate_for_cpu(model, dtype="float32")
     fused = [isinstance(layer.attention.self, FusedSlidingWindowAttention) for layer in model.encoder.layer]
     assert fused == [True, False]
-    assert row_errors(model(**batch).last_hidden_state, expected).max() <= 1e-4
+    assert compare(model(**batch).last_hidden_state, expected).within(1e-4)

@@ -12,9 +12,9 @@ from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaAttention
 
 from hf_cpu_accel import accelerate_for_cpu, explain, restore
+from hf_cpu_accel.check import row_error
 from hf_cpu_accel.generate.inputs import CACHE
 from hf_cpu_accel.rewrite.cached.attention import CachedAttention
-from hf_cpu_accel.rewrite.core.verify import row_error
 from tests.rewrite.cached.cached_models import LAYERS, MODELS, build, mimi, reading_both_ways, spread
 
 IDS = torch.randint(3, 60, (2, 11), generator=torch.Generator().manual_seed(0))

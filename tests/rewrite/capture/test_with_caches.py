@@ -18,11 +18,11 @@ from transformers import (
 )
 
 from hf_cpu_accel import accelerate_for_cpu, explain, restore
+from hf_cpu_accel.check import row_error
 from hf_cpu_accel.generate.cache import CPUCache
 from hf_cpu_accel.generate.inputs import CACHE
 from hf_cpu_accel.rewrite.capture.program import Program
 from hf_cpu_accel.rewrite.capture.program_layer import ProgramLayer
-from hf_cpu_accel.rewrite.core.verify import row_error
 from tests.rewrite.capture.decoders import DECODERS, LAYERS, build, given
 from tests.rewrite.capture.models import Stack, Written
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from hf_cpu_accel import accelerate_for_cpu, explain, restore
+from hf_cpu_accel.check import row_error
 from hf_cpu_accel.rewrite.convolution.as_linear import OVER_TIME, PATCHES, PIXELS
-from hf_cpu_accel.rewrite.core.verify import row_error
 
 BOUNDS = {"float32": 1e-5, "bfloat16": 1e-2, "int8": 3e-2}
 PATCH_CASES = {

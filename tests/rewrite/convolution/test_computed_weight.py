@@ -14,11 +14,11 @@ from torch.nn.utils import parametrizations, parametrize
 from torch.nn.utils import weight_norm as hooked_weight_norm
 
 from hf_cpu_accel import accelerate_for_cpu, explain, restore
+from hf_cpu_accel.check import row_error
 from hf_cpu_accel.rewrite.convolution.as_linear import OVER_TIME
 from hf_cpu_accel.rewrite.convolution.image_of_time import STRUCTURE as AS_IMAGE
 from hf_cpu_accel.rewrite.convolution.layer import STRUCTURE as IMAGES
 from hf_cpu_accel.rewrite.convolution.transposed.over_time import STRUCTURE as TRANSPOSED
-from hf_cpu_accel.rewrite.core.verify import row_error
 from hf_cpu_accel.runtime import hardware
 from tests.rewrite.convolution.test_as_linear import BOUNDS, Holder
 

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from transformers import BertConfig, BertModel
 
 from hf_cpu_accel import accelerate_for_cpu
+from hf_cpu_accel.check import row_error
 from hf_cpu_accel.rewrite.convolution.residual_block import FusedResidualBlock
-from hf_cpu_accel.rewrite.core.verify import row_error
 
 CHANNELS = 32
 

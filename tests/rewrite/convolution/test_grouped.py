@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
 from hf_cpu_accel import accelerate_for_cpu, explain, restore
+from hf_cpu_accel.check import row_error
 from hf_cpu_accel.rewrite.convolution.grouped import GroupedConvolution
-from hf_cpu_accel.rewrite.core.verify import row_error
 
 TOLERANCES = {"float32": 1e-5, "bfloat16": 0.02, "int8": 0.03, "int4": 0.03}
 

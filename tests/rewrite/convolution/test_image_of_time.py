@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from hf_cpu_accel import accelerate_for_cpu, explain, restore
+from hf_cpu_accel.check import row_error
 from hf_cpu_accel.rewrite.convolution.as_linear import OVER_TIME
 from hf_cpu_accel.rewrite.convolution.image_of_time import STRUCTURE, ConvolutionOverTime
-from hf_cpu_accel.rewrite.core.verify import row_error
 from hf_cpu_accel.runtime import hardware
 from tests.rewrite.convolution.test_as_linear import BOUNDS, Holder
 

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from hf_cpu_accel import accelerate_for_cpu, explain, restore
+from hf_cpu_accel.check import row_error
 from hf_cpu_accel.rewrite.convolution.over_time import STRUCTURE as PADDED
 from hf_cpu_accel.rewrite.convolution.over_time import WAITING, _pad
 from hf_cpu_accel.rewrite.convolution.sound import DeferredELU
 from hf_cpu_accel.rewrite.convolution.transposed.over_time import STRUCTURE as TRANSPOSED
-from hf_cpu_accel.rewrite.core.verify import row_error
 from tests.rewrite.convolution.test_as_linear import BOUNDS, Holder
 
 CASES = {

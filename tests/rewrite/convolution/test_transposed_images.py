@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
 from hf_cpu_accel import accelerate_for_cpu, explain, restore
+from hf_cpu_accel.check import row_error
 from hf_cpu_accel.rewrite.convolution.transposed.images import STRUCTURE, TransposedImages
 from hf_cpu_accel.rewrite.convolution.transposed.windows import as_kernel, as_windows
-from hf_cpu_accel.rewrite.core.verify import row_error
 from hf_cpu_accel.runtime import hardware
 from tests.rewrite.convolution.test_as_linear import BOUNDS, Holder
 

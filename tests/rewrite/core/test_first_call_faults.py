@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from transformers import SwinConfig, SwinModel
 
 from hf_cpu_accel import accelerate_for_cpu, explain, restore
+from hf_cpu_accel.check import row_error
 from hf_cpu_accel.ops.encoder_layer import BoundEncoderLayer
 from hf_cpu_accel.patching.fused_module import FusedModuleMixin
-from hf_cpu_accel.rewrite.core.verify import row_error
 from hf_cpu_accel.rewrite.encoder import window_layer
 from hf_cpu_accel.rewrite.encoder.layer import FusedEncoderLayer
 from tests.rewrite.core.first_call_cases import IDS, MODELS, PIXELS, output, parts_of

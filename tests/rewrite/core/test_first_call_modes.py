@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from hf_cpu_accel import accelerate_for_cpu
-from hf_cpu_accel.rewrite.core.verify import row_error
+from hf_cpu_accel.check import row_error
 from tests.rewrite.capture import decoders as recorded
 from tests.rewrite.core.first_call_cases import IDS, PIXELS
 from tests.rewrite.decoder.decoder_families import DECODERS

@@ -14,10 +14,10 @@ from torch import Tensor
 from transformers import DynamicCache, EncoderDecoderCache, StaticCache
 
 from hf_cpu_accel import accelerate_for_cpu
+from hf_cpu_accel.check import row_error
 from hf_cpu_accel.generate.cache import CPUCache, CPUCrossCache
 from hf_cpu_accel.rewrite.core.cache_state import put_back, snapshot
 from hf_cpu_accel.rewrite.core.first_call import FirstCall
-from hf_cpu_accel.rewrite.core.verify import row_error
 from tests.rewrite.capture import decoders as recorded
 from tests.rewrite.decoder.decoder_families import DECODERS
 from tests.rewrite.decoder.encoder_decoder_families import FAMILIES

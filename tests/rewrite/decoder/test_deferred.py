@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from transformers import DynamicCache
 
+from hf_cpu_accel.check import row_error
 from hf_cpu_accel.generate.cache import CPUCache
-from hf_cpu_accel.rewrite.core.verify import row_error
 from hf_cpu_accel.rewrite.decoder.deferred import DeferredHiddenStates
 from tests.rewrite.decoder.decoder_families import DECODERS
 from tests.rewrite.decoder.llama_stack import BATCH, accelerated, llama

@@ -12,8 +12,8 @@ from transformers import DynamicCache, EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutput
 
 from hf_cpu_accel import accelerate_for_cpu, explain, restore
+from hf_cpu_accel.check import row_error
 from hf_cpu_accel.generate.cache import CPUCache, CPUCrossCache
-from hf_cpu_accel.rewrite.core.verify import row_error
 from hf_cpu_accel.rewrite.decoder.fuse import STRUCTURE
 from tests.rewrite.decoder.encoder_decoder_families import FAMILIES, VOCABULARY, EncoderDecoder
 

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from transformers import DynamicCache
 
 from hf_cpu_accel import accelerate_for_cpu, explain, restore
+from hf_cpu_accel.check import row_error
 from hf_cpu_accel.generate.cache import CPUCache
 from hf_cpu_accel.rewrite.core.refusal import RECORDED
-from hf_cpu_accel.rewrite.core.verify import row_error
 from hf_cpu_accel.rewrite.decoder.fuse import STRUCTURE
 from tests.rewrite.decoder.decoder_families import (
     DECODERS,

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from transformers import DynamicCache, StaticCache
 
 from hf_cpu_accel import restore
+from hf_cpu_accel.check import row_error
 from hf_cpu_accel.generate.cache import CPUCache
 from hf_cpu_accel.generate.host_layers import storage_of
-from hf_cpu_accel.rewrite.core.verify import row_error
 from tests.rewrite.decoder.decoder_families import DECODERS, LAYERS, VOCABULARY, Decoder, padded
 from tests.rewrite.decoder.encoder_decoder_families import FAMILIES
 from tests.rewrite.decoder.llama_stack import BATCH, accelerated, llama, logits

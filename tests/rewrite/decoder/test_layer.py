@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from hf_cpu_accel import accelerate_for_cpu, restore
+from hf_cpu_accel.check import row_error
 from hf_cpu_accel.generate.cache import CPUCache
-from hf_cpu_accel.rewrite.core.verify import row_error
 from hf_cpu_accel.rewrite.decoder.layer import FusedDecoderLayer
 from tests.rewrite.decoder.decoder_families import DECODERS, LAYERS, padded
 from tests.rewrite.decoder.llama_stack import BATCH, accelerated, llama, logits

@@ -8,7 +8,7 @@ from transformers.models.voxtral_realtime.configuration_voxtral_realtime import 
 from transformers.models.voxtral_realtime.modeling_voxtral_realtime import VoxtralRealtimeEncoder
 
 from hf_cpu_accel import accelerate_for_cpu, restore
-from hf_cpu_accel.rewrite.core.verify import row_error
+from hf_cpu_accel.check import row_error
 from hf_cpu_accel.rewrite.decoder.layer import FusedDecoderLayer
 
 _SIZES = {

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from hf_cpu_accel import accelerate_for_cpu
+from hf_cpu_accel.check import row_error
 from hf_cpu_accel.generate.cache import CPUCache
-from hf_cpu_accel.rewrite.core.verify import row_error
 from hf_cpu_accel.rewrite.decoder.masks import convert_mask, form_of
 from hf_cpu_accel.rewrite.decoder.scores import Slopes, read_scores
 from hf_cpu_accel.rewrite.decoder.trace import AttentionCall

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from transformers import DynamicCache, StaticCache
 
 from hf_cpu_accel import accelerate_for_cpu, explain, restore
+from hf_cpu_accel.check import row_error
 from hf_cpu_accel.generate.cache import CPUCache
-from hf_cpu_accel.rewrite.core.verify import row_error
 from tests.rewrite.decoder.decoder_families import UNSCALED, VOCABULARY, Decoder, padded
 
 LAYERS = 8

@@ -12,7 +12,7 @@ from transformers.models.hunyuan_vl.configuration_hunyuan_vl import HunYuanVLVis
 from transformers.models.hunyuan_vl.modeling_hunyuan_vl import HunYuanVLVisionBlock
 
 from hf_cpu_accel import accelerate_for_cpu, explain, restore
-from hf_cpu_accel.rewrite.core.verify import row_error
+from hf_cpu_accel.check import row_error
 from hf_cpu_accel.rewrite.encoder.fuse import STRUCTURE
 from hf_cpu_accel.rewrite.encoder.packed_layer import FusedPackedLayer, Sequences
 

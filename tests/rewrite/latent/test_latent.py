@@ -12,10 +12,10 @@ from transformers import DynamicCache, StaticCache
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3Attention
 
 from hf_cpu_accel import accelerate_for_cpu, explain, restore
+from hf_cpu_accel.check import row_error
 from hf_cpu_accel.generate.cache import CPUCache
 from hf_cpu_accel.generate.inputs import CACHE
 from hf_cpu_accel.lazy.lazy_tensor import LazyTensor
-from hf_cpu_accel.rewrite.core.verify import row_error
 from hf_cpu_accel.rewrite.latent import attention
 from hf_cpu_accel.rewrite.latent.attention import LatentAttention
 from hf_cpu_accel.rewrite.latent.parts import LatentSizes

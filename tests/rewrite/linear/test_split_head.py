@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from transformers import MobileBertConfig, MobileBertForMaskedLM
 
 from hf_cpu_accel import accelerate_for_cpu, explain, restore
-from hf_cpu_accel.rewrite.core.verify import row_error
+from hf_cpu_accel.check import row_error
 from hf_cpu_accel.rewrite.linear.split_head import FusedSplitHead
 
 VOCABULARY, WIDTH, NARROW = 200, 96, 32

@@ -96,5 +96,5 @@ def test_what_else_reads_an_image_keeps_them_apart() -> None:
 
 
 def test_what_they_compute_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(images, "row_error", lambda ours, theirs: 1.0)
+    monkeypatch.setattr(images, "row_error", lambda ours, theirs, dim: 1.0)
     assert STRUCTURE not in explain(accelerated("last")).counts()

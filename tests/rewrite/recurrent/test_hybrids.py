@@ -14,10 +14,10 @@ from torch import nn
 from transformers import AutoModelForCausalLM, DynamicCache
 
 from hf_cpu_accel import accelerate_for_cpu, explain, restore
+from hf_cpu_accel.check import row_error
 from hf_cpu_accel.generate.inputs import CACHE
 from hf_cpu_accel.hosts.arguments import parameters_of, with_its_cache_name
 from hf_cpu_accel.packing.linear import unpack_linear
-from hf_cpu_accel.rewrite.core.verify import row_error
 from hf_cpu_accel.rewrite.recurrent.parts import StateSpace
 from hf_cpu_accel.runtime.torch_modes import AroundOps
 from tests.rewrite.recurrent.hybrids import HYBRIDS, build

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hf_cpu_accel.check import float_tensors
 from hf_cpu_accel.cli import random_models
 from hf_cpu_accel.cli.loading import Load, blocks_of, load_eager, model_to_accelerate
 from hf_cpu_accel.frontends.gguf import split_path
-from hf_cpu_accel.measure import float_tensors
 
 _SEQUENCE_CLASSIFICATION = ("AutoModelForSequenceClassification", ("logits",))
 # task -> (auto class that decides the head, names of the outputs to compare)

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from hf_cpu_accel.check import float_tensors
 from hf_cpu_accel.hosts.arguments import CACHES
-from hf_cpu_accel.measure import Agreement, Estimate, compare, float_tensors, interleaved, speedup
+from hf_cpu_accel.measure import Agreement, Estimate, compare, interleaved, speedup
 from hf_cpu_accel.plan import Plan
 
 _BURST_SECONDS = 0.01

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from hf_cpu_accel import extension
 from hf_cpu_accel.accuracy.built_in import built_in_calls, takes_ids
 from hf_cpu_accel.api import accelerate_for_cpu, explain
+from hf_cpu_accel.check import float_tensors
 from hf_cpu_accel.cli import random_models
 from hf_cpu_accel.cli.bench import measure as bench_measure
 from hf_cpu_accel.cli.bench import workload as bench_workload
@@ -19,7 +20,6 @@ from hf_cpu_accel.cli.loading import Load, blocks_of, load_eager, model_to_accel
 from hf_cpu_accel.cli.report import layers as by_layer
 from hf_cpu_accel.cli.report.layers import Layer
 from hf_cpu_accel.frontends.gguf import split_path
-from hf_cpu_accel.measure import float_tensors
 from hf_cpu_accel.plan import Plan
 from hf_cpu_accel.runtime import hardware
 from hf_cpu_accel.runtime.hardware import Peaks

@@ -19,6 +19,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
+from hf_cpu_accel.check import compare
 from hf_cpu_accel.hosts.arguments import parameter_names
 from hf_cpu_accel.lazy.lazy_tensor import ordinary
 from hf_cpu_accel.ops.deformable_attention import deformable_attention
@@ -29,7 +30,6 @@ from hf_cpu_accel.rewrite.core.context import WEIGHT_DTYPES, Context
 from hf_cpu_accel.rewrite.core.foreign_code import call_foreign
 from hf_cpu_accel.rewrite.core.fuse_each import fuse_each, refusal_to_fuse
 from hf_cpu_accel.rewrite.core.refusal import Refusal
-from hf_cpu_accel.rewrite.core.verify import row_error
 from hf_cpu_accel.runtime.tracing import is_tracing
 from hf_cpu_accel.tolerance import EXACT
 
@@ -225,4 +225,4 @@ def _is_attention(names: tuple[str, ...], own: Callable[[dict[str, Any]], Any]) 
     with torch.no_grad():
         expected = call_foreign(own, named)
         ours = _attended(named)
-    return isinstance(expected, Tensor) and ours is not None and row_error(ours, expected) <= EXACT
+    return compare(ours, expected).within(EXACT)

@@ -12,13 +12,14 @@ from typing import Any
 import torch
 from torch import nn
 
+from hf_cpu_accel.check import compare
 from hf_cpu_accel.hosts.arguments import NATIVE_ATTENTION, STOCK_ATTENTION
 from hf_cpu_accel.hosts.models import pretrained_models
 from hf_cpu_accel.patching.restore import Journal, SwappedAttribute
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.core.context import Context
 from hf_cpu_accel.rewrite.core.rule import Match, Outcome
-from hf_cpu_accel.rewrite.core.verify import disagreement
+from hf_cpu_accel.tolerance import PACKED
 
 STRUCTURE = "attention"
 _IMPLEMENTATION = "_attn_implementation_internal"
@@ -148,7 +149,7 @@ def _verify(module: nn.Module) -> str | None:
     with torch.no_grad():
         ours = attention_forward(caller, query, key, value, padding)[0]  # type: ignore[arg-type]
         theirs = sdpa_attention_forward(caller, query, key, value, padding)[0]  # type: ignore[arg-type]
-    return disagreement(ours, theirs, "float32", torch.float32)
+    return compare(ours, theirs).reason(PACKED.float32)
 
 
 def _copy_configs(root: nn.Module, target: Any) -> list[tuple[Any, Any]]:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from hf_cpu_accel.check import compare
 from hf_cpu_accel.checkpoints.stored_weight import is_stand_in
 from hf_cpu_accel.packing.linear import PANEL_FEATURES, QUANTIZED
 from hf_cpu_accel.patching.fused_module import empty
@@ -16,11 +17,12 @@ from hf_cpu_accel.rewrite.attention.multihead import BIAS, PackedMultiheadAttent
 from hf_cpu_accel.rewrite.attention.processor import AttentionConfig
 from hf_cpu_accel.rewrite.core.context import MAX_INTEGER_FEATURES, WEIGHT_DTYPES, Context, refusal_to_swap
 from hf_cpu_accel.rewrite.core.rule import Match, Outcome
-from hf_cpu_accel.rewrite.core.verify import disagreement, probe
+from hf_cpu_accel.rewrite.core.verify import probe
 from hf_cpu_accel.rewrite.linear.layer import PackedLinear
 from hf_cpu_accel.rewrite.linear.match import free, pack, release
 from hf_cpu_accel.rewrite.linear.projection_group import ProjectionGroup
 from hf_cpu_accel.runtime import hardware
+from hf_cpu_accel.tolerance import PACKED
 
 STRUCTURE = "multi-head attention"
 
@@ -126,7 +128,7 @@ def _difference(packed: nn.Module, module: nn.MultiheadAttention, dtype: str) ->
             ours, theirs = (
                 attention(states, key, key, need_weights=False)[0] for attention in (packed, module)
             )
-            reason = disagreement(ours, theirs, dtype, weight.dtype)
+            reason = compare(ours, theirs).reason(PACKED.of(dtype, weight.dtype))
             if reason is not None:
                 return reason
     return None

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils._device import DeviceContext
 
+from hf_cpu_accel.check import compare
 from hf_cpu_accel.ops.attention import attention
 from hf_cpu_accel.ops.derivatives import wants_derivative
 from hf_cpu_accel.patching.inner_forward import InnerForward, has_place, put_inside
@@ -24,9 +25,9 @@ from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.providers.attention import LONG, torch_is_faster
 from hf_cpu_accel.rewrite.core.context import Context
 from hf_cpu_accel.rewrite.core.rule import Match, Outcome
-from hf_cpu_accel.rewrite.core.verify import disagreement
 from hf_cpu_accel.runtime import hardware
 from hf_cpu_accel.runtime.torch_modes import AroundFunctions
+from hf_cpu_accel.tolerance import PACKED
 
 STRUCTURE = "attention"
 _REPLACED = "scaled_dot_product_attention"
@@ -197,4 +198,4 @@ def _verify(module: nn.Module) -> str | None:
     with torch.no_grad():
         ours = dot_product_attention(query, key, value, mask)
         theirs = functional.scaled_dot_product_attention(query, key, value, mask)
-    return disagreement(ours, theirs, "float32", torch.float32)
+    return compare(ours, theirs).reason(PACKED.float32)

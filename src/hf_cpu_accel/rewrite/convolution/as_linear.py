@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from hf_cpu_accel.check import compare
 from hf_cpu_accel.lazy.lazy_tensor import LazyTensor
 from hf_cpu_accel.ops.convolution import out_size
 from hf_cpu_accel.packing.linear import QUANTIZED, pack_linear
@@ -26,11 +27,11 @@ from hf_cpu_accel.rewrite.core.norm_fold import Fold
 from hf_cpu_accel.rewrite.core.packed_module import check_inference
 from hf_cpu_accel.rewrite.core.packed_source import saved_weight, was_packed
 from hf_cpu_accel.rewrite.core.rule import Match, Outcome
-from hf_cpu_accel.rewrite.core.verify import disagreement
 from hf_cpu_accel.rewrite.linear.layer import PackedLinear
 from hf_cpu_accel.rewrite.linear.match import packed_item, release
 from hf_cpu_accel.rewrite.linear.projection_group import ProjectionGroup
 from hf_cpu_accel.runtime import hardware
+from hf_cpu_accel.tolerance import PACKED
 
 PATCHES = "patches as linear"
 PIXELS = "pointwise convolution as linear"
@@ -252,9 +253,9 @@ class ConvolutionLinearRule:
             if len(sizes) == 2:
                 input = input.contiguous(memory_format=torch.channels_last)
             with torch.no_grad():
-                ours = fused.compute(input, PLAIN if after is None else NORMALIZED).movedim(1, -1)
-                theirs = (module(input) if after is None else after.norm(module(input))).movedim(1, -1)
-            reason = disagreement(ours, theirs, dtype, module.weight.dtype)
+                ours = fused.compute(input, PLAIN if after is None else NORMALIZED)
+                theirs = module(input) if after is None else after.norm(module(input))
+            reason = compare(ours, theirs, dim=1).reason(PACKED.of(dtype, module.weight.dtype))
             if reason is not None:
                 return Outcome((PlanItem.left(match.path, match.data, reason),), (module,))
         fused.waits = waits(module, context)

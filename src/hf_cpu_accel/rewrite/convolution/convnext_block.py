@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from hf_cpu_accel.check import compare
 from hf_cpu_accel.guard.modules import instance_forward
 from hf_cpu_accel.lazy.lazy_tensor import ordinary
 from hf_cpu_accel.packing.linear import QUANTIZED
@@ -29,7 +30,6 @@ from hf_cpu_accel.rewrite.core.fuse_each import fuse_each
 from hf_cpu_accel.rewrite.core.packed_module import check_inference
 from hf_cpu_accel.rewrite.core.refusal import Refusal
 from hf_cpu_accel.rewrite.core.shadow_copy import Shadow, shadow_of
-from hf_cpu_accel.rewrite.core.verify import row_error
 from hf_cpu_accel.rewrite.linear.dispatch import FFNWork, Part
 from hf_cpu_accel.rewrite.linear.layer import PackedLinear
 from hf_cpu_accel.runtime.tracing import is_tracing
@@ -182,17 +182,16 @@ def _disagreement(fused: nn.Module, shadow: Shadow, block: BlockParts) -> Refusa
         if isinstance(theirs, Refusal):
             return theirs
         ours = functional_call(fused, values, (image,))
-    error, allowed = (
-        row_error(_added(ours, image), _added(theirs, image)),
-        CONVOLUTION_BLOCK.of(down.weight_dtype),
+    agrees = compare(_added(ours, image), _added(theirs, image), dim=1).within(
+        CONVOLUTION_BLOCK.of(down.weight_dtype)
     )
-    return None if error <= allowed else Refusal("the fused block computes a different result")
+    return None if agrees else Refusal("the fused block computes a different result")
 
 
 def _added(output: Any, image: Tensor) -> Tensor | None:
-    """Return the difference of a block's output from its input, [N, H, W, C]."""
+    """Return the difference of a block's output from its input, [N, C, H, W]."""
     fits = isinstance(output, Tensor) and output.shape == image.shape
-    return (output.float() - image.float()).movedim(1, -1) if fits else None
+    return output.float() - image.float() if fits else None
 
 
 def _multiplied(part: Part, gain: Tensor) -> Part:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from hf_cpu_accel.check import compare
 from hf_cpu_accel.guard.plain_values import is_plain_value
 from hf_cpu_accel.lazy.lazy_tensor import LazyTensor
 from hf_cpu_accel.patching.fused_module import FusedModuleMixin, conflicting_names, fused_layer
@@ -90,7 +91,7 @@ def fold_of(norm: nn.Module, channels: int) -> Fold | None:
         return None
     gain = moved - shift
     affine = image * gain + shift
-    if output.shape != affine.shape or not AFFINE.holds(output, affine):
+    if not compare(output, affine).within(AFFINE):
         return None
     return Fold(gain.flatten().float(), shift.flatten().float())
 

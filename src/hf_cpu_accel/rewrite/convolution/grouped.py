@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from hf_cpu_accel.check import compare
 from hf_cpu_accel.lazy.lazy_tensor import ordinary
 from hf_cpu_accel.ops.linear import linear
 from hf_cpu_accel.packing.linear import QUANTIZED, PackedWeight, pack_linear
@@ -22,8 +23,8 @@ from hf_cpu_accel.rewrite.convolution.geometry import is_convolution
 from hf_cpu_accel.rewrite.core.context import MAX_INTEGER_FEATURES, WEIGHT_DTYPES, Context, refusal_to_swap
 from hf_cpu_accel.rewrite.core.packed_module import check_inference
 from hf_cpu_accel.rewrite.core.rule import Match, Outcome
-from hf_cpu_accel.rewrite.core.verify import disagreement
 from hf_cpu_accel.runtime.tracing import is_tracing
+from hf_cpu_accel.tolerance import PACKED
 
 STRUCTURE = "grouped conv1d"
 # With fewer channels per group, or a shorter kernel, the linear is too small.
@@ -109,8 +110,8 @@ class GroupedConvolutionRule:
             length = module.kernel_size[0] + 3
             input = torch.randn(2, module.in_channels, length, generator=generator).to(module.weight.dtype)
             with torch.no_grad():
-                ours, theirs = (layer(input).movedim(1, -1) for layer in (fused, module))
-            reason = disagreement(ours, theirs, dtype, module.weight.dtype)
+                ours, theirs = (layer(input) for layer in (fused, module))
+            reason = compare(ours, theirs, dim=1).reason(PACKED.of(dtype, module.weight.dtype))
             if reason is not None:
                 return Outcome((PlanItem.left(match.path, STRUCTURE, reason),), (module,))
         context.swap(module, fused)

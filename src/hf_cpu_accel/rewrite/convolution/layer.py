@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from hf_cpu_accel.check import compare
 from hf_cpu_accel.lazy.lazy_tensor import ordinary
 from hf_cpu_accel.ops.convolution import out_size
 from hf_cpu_accel.plan import PlanItem
@@ -21,8 +22,8 @@ from hf_cpu_accel.rewrite.core.context import WEIGHT_DTYPES, Context, refusal_to
 from hf_cpu_accel.rewrite.core.norm_fold import Fold
 from hf_cpu_accel.rewrite.core.packed_module import PackedModule, check_inference
 from hf_cpu_accel.rewrite.core.rule import Match, Outcome
-from hf_cpu_accel.rewrite.core.verify import disagreement
 from hf_cpu_accel.rewrite.linear.match import release
+from hf_cpu_accel.tolerance import PACKED
 
 STRUCTURE = "convolution"
 
@@ -130,8 +131,8 @@ def put_alone(
         generator, dtype = torch.Generator().manual_seed(0), module.weight.dtype
         input = torch.randn(2, module.in_channels, *sizes, generator=generator).to(dtype)
         with torch.no_grad():
-            ours, theirs = (layer(input).movedim(1, -1) for layer in (packed, module))
-        reason = disagreement(ours, theirs, packed.packed_dtype, dtype)
+            ours, theirs = (layer(input) for layer in (packed, module))
+        reason = compare(ours, theirs, dim=1).reason(PACKED.of(packed.packed_dtype, dtype))
         if reason is not None:
             return Outcome((PlanItem.left(match.path, item.structure, reason),), (module,))
     context.swap(module, packed)
@@ -148,7 +149,7 @@ def _disagreement(packed: PackedConvolution, module: nn.Conv2d, context: Context
     with torch.no_grad():
         ours = packed.compute(input, PLAIN if after is None else NORMALIZED)
         theirs = module(input) if after is None else after.norm(module(input))
-    return disagreement(ours.movedim(1, -1), theirs.movedim(1, -1), packed.packed_dtype, module.weight.dtype)
+    return compare(ours, theirs, dim=1).reason(PACKED.of(packed.packed_dtype, module.weight.dtype))
 
 
 def _pair(sizes: tuple[int, ...]) -> tuple[int, int]:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hf_cpu_accel.check import compare
 from hf_cpu_accel.guard.modules import instance_forward
 from hf_cpu_accel.lazy.lazy_tensor import ordinary
 from hf_cpu_accel.ops.chain.joined import Steps
@@ -37,7 +38,7 @@ from hf_cpu_accel.rewrite.core.fuse_each import fuse_each
 from hf_cpu_accel.rewrite.core.packed_module import PackedModule, check_inference
 from hf_cpu_accel.rewrite.core.refusal import Refusal, is_listed
 from hf_cpu_accel.rewrite.core.shadow_copy import Shadow, shadow_of
-from hf_cpu_accel.rewrite.core.verify import row_error, run_alone
+from hf_cpu_accel.rewrite.core.verify import run_alone
 from hf_cpu_accel.rewrite.linear.layer import PackedLinear
 from hf_cpu_accel.tolerance import RESIDUAL_BLOCKS
 
@@ -249,9 +250,7 @@ def _agree(fused: nn.Module, shadow: Shadow, image_of: Callable[..., Tensor], dt
             ours, theirs = (run_alone(module, image_of(*sizes)) for module in (fused, layer))
             if sizes is _PIXELS and theirs is None:
                 continue
-            if ours is None or theirs is None:
-                return False
-            if row_error(ours.movedim(1, -1), theirs.movedim(1, -1)) > RESIDUAL_BLOCKS.of(dtype):
+            if not compare(ours, theirs, dim=1).within(RESIDUAL_BLOCKS.of(dtype)):
                 return False
         for other in WEIGHT_DTYPES:  # a cast inside shows only with another dtype
             ours, theirs = (run_alone(module, image_of(*_IMAGE).to(other)) for module in (fused, layer))

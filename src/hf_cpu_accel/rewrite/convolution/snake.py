@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hf_cpu_accel.check import row_error
 from hf_cpu_accel.lazy.lazy_tensor import ordinary
 from hf_cpu_accel.ops.snake import snake
 from hf_cpu_accel.patching.fused_module import FusedModuleMixin, fused_layer
@@ -22,7 +23,6 @@ from hf_cpu_accel.rewrite.core.fuse_each import refusal_to_fuse
 from hf_cpu_accel.rewrite.core.packed_module import check_inference
 from hf_cpu_accel.rewrite.core.rule import Match, Outcome
 from hf_cpu_accel.rewrite.core.shadow_copy import Shadow
-from hf_cpu_accel.rewrite.core.verify import row_error
 from hf_cpu_accel.runtime.tracing import is_tracing
 from hf_cpu_accel.tolerance import EXACT
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from hf_cpu_accel.check import compare
 from hf_cpu_accel.ops.linear import ACTIVATIONS
 from hf_cpu_accel.rewrite.core.foreign_code import call_foreign
 from hf_cpu_accel.tolerance import ACTIVATION
@@ -28,7 +29,7 @@ def identify(function: Callable[[Tensor], Tensor]) -> str | None:
         if not isinstance(values, Tensor) or values.shape != GRID.shape:
             return None
         for name, reference in ACTIVATIONS.items():
-            if ACTIVATION.holds(values, reference(GRID)):
+            if compare(values, reference(GRID)).within(ACTIVATION):
                 return name
     return None
 

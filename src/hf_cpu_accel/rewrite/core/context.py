@@ -11,6 +11,7 @@ from typing import Protocol
 import torch
 from torch import nn
 
+from hf_cpu_accel.check import compare
 from hf_cpu_accel.checkpoints.stored_weight import is_stand_in
 from hf_cpu_accel.packing.linear import QUANTIZED
 from hf_cpu_accel.patching.float16 import Float16Model
@@ -26,7 +27,7 @@ from hf_cpu_accel.rewrite.core.norm_fold import Fold, NormAfter
 from hf_cpu_accel.rewrite.core.packed_module import reads_weights
 from hf_cpu_accel.rewrite.core.packed_source import source
 from hf_cpu_accel.rewrite.core.refusal import Refusal, RefusedPart
-from hf_cpu_accel.rewrite.core.verify import probe, row_error, run_alone
+from hf_cpu_accel.rewrite.core.verify import probe, run_alone
 from hf_cpu_accel.tolerance import FORMULA
 
 WEIGHT_DTYPES = (torch.float32, torch.bfloat16)
@@ -207,4 +208,4 @@ def _overrides_alike(linear: nn.Linear) -> bool:
     input = probe(linear.in_features, linear.weight.dtype)
     with torch.no_grad():
         expected = nn.Linear.forward(linear, input)
-    return row_error(run_alone(linear, input), expected) <= FORMULA.of(linear.weight.dtype)
+    return compare(run_alone(linear, input), expected).within(FORMULA.of(linear.weight.dtype))

@@ -7,6 +7,7 @@ its own forward, with a warning and a row in `explain()`. From the second call o
 
 from __future__ import annotations
 
+import math
 import threading
 import warnings
 from collections.abc import Iterator, MutableMapping
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from hf_cpu_accel.check import compare, is_rounding
 from hf_cpu_accel.guard.modules import instance_forward
 from hf_cpu_accel.hosts.output_capturing import is_collecting_inside
 from hf_cpu_accel.lazy.lazy_tensor import LazyTensor
@@ -33,9 +35,8 @@ from hf_cpu_accel.rewrite.core.foreign_code import call_foreign
 from hf_cpu_accel.rewrite.core.grouping import disable_grouping
 from hf_cpu_accel.rewrite.core.packed_module import PackedModule
 from hf_cpu_accel.rewrite.core.refusal import Refusal
-from hf_cpu_accel.rewrite.core.verify import row_errors, surely_within, tolerance
 from hf_cpu_accel.runtime.fork import new_lock
-from hf_cpu_accel.tolerance import FEW_ROWS, MOST_ROWS, OTHER_ROWS
+from hf_cpu_accel.tolerance import FEW_ROWS, PACKED
 
 LEFT = "_hf_cpu_accel_left"  # attribute with the reason of a part that runs its own forward again
 
@@ -124,45 +125,26 @@ class FirstCall(PackageHook):
         """Return a description of the difference, or None if the outputs agree."""
         if theirs is None or not theirs.is_floating_point():
             return None
-        if ours is None or ours.shape != theirs.shape:
-            return f"of shape {None if ours is None else tuple(ours.shape)} instead of {tuple(theirs.shape)}"
-        if not theirs.numel():
-            return None  # nothing to compare with
-        if ours.dim() == 4:  # images: a row is a pixel
-            ours, theirs = ours.movedim(1, -1), theirs.movedim(1, -1)
-        allowed = max(tolerance(dtype, theirs.dtype) for dtype in (self.dtype, reference.dtype or self.dtype))
-        if surely_within(ours, theirs, allowed, rows=reference.tokens) or not theirs.isfinite().all():
-            return None
-        errors = row_errors(ours, theirs)
-        if reference.tokens is not None:
-            errors = errors[reference.tokens]
-        if not errors.numel():
-            return None
-        errors = errors.nan_to_num(nan=float("inf"))
-        worst = errors.max().item()
-        if worst <= allowed:
-            return None
-        quantizes = self.dtype in QUANTIZED and worst <= FEW_ROWS * allowed
-        alike = (errors <= OTHER_ROWS * allowed).double().mean().item()
-        if (quantizes or reference.moves_rows) and alike >= MOST_ROWS:
+        dim = 1 if theirs.dim() == 4 else -1  # images: a row is a pixel
+        comparison = compare(ours, theirs, dim=dim, rows=reference.tokens)
+        if comparison.mismatch is not None:
+            return comparison.mismatch
+        allowed = max(PACKED.of(dtype, theirs.dtype) for dtype in (self.dtype, reference.dtype or self.dtype))
+        few = math.inf if reference.moves_rows else FEW_ROWS if self.dtype in QUANTIZED else 1.0
+        if comparison.within(allowed, few=few) or not theirs.isfinite().all():
             return None
         repeatable = theirs.dtype is torch.bfloat16 and reference.is_repeatable
-        if repeatable and self._is_rounding(ours, theirs, reference):
+        if repeatable and self._is_rounding(ours, theirs, reference, dim):
             return None
-        return f"off by {worst:.1e} (relative, worst row; allowed {allowed:.0e})"
+        return f"off by {comparison.text(allowed)}"
 
-    def _is_rounding(self, ours: Tensor, theirs: Tensor, reference: Reference) -> bool:
+    def _is_rounding(self, ours: Tensor | None, theirs: Tensor, reference: Reference, dim: int) -> bool:
         """Return whether the fused output is no farther from the own forward in float32 than the own forward in bfloat16 is."""
         own: Any = self.module._original_class.forward
         with torch.no_grad(), _as_reference():
             given = call_foreign(own, self.module, *_widened(reference.args), **_widened(reference.kwargs))
         exact = None if isinstance(given, Refusal) else first_output(given)
-        if exact is None or exact.shape != ours.shape:
-            return False
-        off, own_off = (row_errors(part.float(), exact.float()) for part in (ours, theirs))
-        if reference.tokens is not None:
-            off, own_off = off[reference.tokens], own_off[reference.tokens]
-        return bool(off.max() <= own_off.max())
+        return is_rounding(ours, theirs, exact, dim=dim, rows=reference.tokens)
 
 
 def _widened(value: Any) -> Any:

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from hf_cpu_accel.check import row_error
 from hf_cpu_accel.ops.decoder.layers import Norm
-from hf_cpu_accel.rewrite.core.verify import row_error, run_alone
+from hf_cpu_accel.rewrite.core.verify import run_alone
 from hf_cpu_accel.rewrite.norm.match import NormSpec, identify_norm, small_floats
 from hf_cpu_accel.tolerance import FORMULA
 

@@ -8,7 +8,7 @@ from itertools import product
 
 from torch import Tensor, nn
 
-from hf_cpu_accel.rewrite.core.verify import row_error
+from hf_cpu_accel.check import row_error
 from hf_cpu_accel.rewrite.decoder.head_norms import NormPart
 from hf_cpu_accel.rewrite.norm.match import identify_bare_norm, identify_norm
 from hf_cpu_accel.tolerance import TRACED

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from hf_cpu_accel.check import compare
 from hf_cpu_accel.lazy.remember import remember
 from hf_cpu_accel.rewrite.decoder.calls import LayerCall
 from hf_cpu_accel.rewrite.decoder.trace import AttentionCall
@@ -67,7 +68,7 @@ def read_scores(
     columns = torch.cat([products[..., None], ramps], dim=-1).flatten(0, 2)
     found = torch.linalg.lstsq(columns, scores.flatten()[:, None]).solution[:, 0]
     bound = LINE.of(dtype)
-    if (columns @ found - scores.flatten()).abs().max() > bound * scores.abs().max():
+    if compare(columns @ found, scores.flatten()).agreement.max_relative_error > bound:
         return None
     scale, slopes = found[0].item(), found[1:].float()
     usual = query.shape[-1] ** -0.5
@@ -156,7 +157,7 @@ def find_slopes(call: LayerCall, slopes: Tensor) -> Slopes | None:
         factor = ((slopes.double() @ given) / given.square().sum().clamp_min(1e-30)).item()
         factor = 1.0 if abs(factor - 1) < bound else factor
         found = Slopes(name, (given * factor).float(), factor)
-        if (found.slopes - slopes).abs().max() <= bound * slopes.abs().max():
+        if compare(found.slopes, slopes).agreement.max_relative_error <= bound:
             return found
     return None
 

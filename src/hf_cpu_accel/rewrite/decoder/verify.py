@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hf_cpu_accel.check import compare, is_rounding
 from hf_cpu_accel.lazy.causal_mask import CausalMask
 from hf_cpu_accel.lazy.position_bias import PositionBias
 from hf_cpu_accel.lazy.shared_heads import KeptHeads
 from hf_cpu_accel.rewrite.core.foreign_code import call_foreign
 from hf_cpu_accel.rewrite.core.grouping import disable_grouping
 from hf_cpu_accel.rewrite.core.refusal import required
-from hf_cpu_accel.rewrite.core.verify import row_errors
 from hf_cpu_accel.rewrite.decoder.caches import storage_of
 from hf_cpu_accel.rewrite.decoder.calls import LayerCall
 from hf_cpu_accel.rewrite.decoder.deferred import DeferredHiddenStates
@@ -23,7 +23,7 @@ from hf_cpu_accel.rewrite.decoder.layer import fuse
 from hf_cpu_accel.rewrite.decoder.masks import mask_like
 from hf_cpu_accel.rewrite.decoder.prompt import PADDING
 from hf_cpu_accel.rewrite.decoder.role import Role
-from hf_cpu_accel.tolerance import DECODER_LAYER, MOST_ROWS
+from hf_cpu_accel.tolerance import DECODER_LAYER
 
 
 class Verification:
@@ -77,7 +77,7 @@ class Verification:
         if key not in self._expected:
             self._expected[key] = self._run(self.layer, role, masked=masked)
         fused = fuse(self.layer, role)
-        errors = []
+        changes = []
         for ours, theirs in zip(self._run(fused, role, masked=masked), self._expected[key], strict=True):
             if not isinstance(
                 ours, DeferredHiddenStates
@@ -90,12 +90,10 @@ class Verification:
                 shown = torch.ones_like(shown)
             # In bfloat16 the change of large hidden states is too coarse to be compared by itself.
             base = before.float() if self.dtype is torch.float32 else torch.zeros(())
-            errors.append(row_errors((ours - base)[shown], (theirs - base)[shown]))
-        rows = torch.cat(errors).nan_to_num(nan=float("inf")).sort().values
-        if isinstance(role.parts.ffn, MixtureParts):
-            # If two experts have nearly equal scores, rounding may send a token to the other one.
-            return rows[int(MOST_ROWS * (len(rows) - 1))].item()
-        return rows[-1].item()
+            changes.append(((ours - base)[shown], (theirs - base)[shown]))
+        comparison = compare(*map(list, zip(*changes, strict=True)))
+        # If two experts have nearly equal scores, rounding may send a token to the other one.
+        return comparison.most if isinstance(role.parts.ffn, MixtureParts) else comparison.worst
 
     def is_rounding(self, role: Role) -> bool:
         """Return whether the fused layer is no farther from the layer in float32 than the layer itself is, when rounding between
@@ -113,7 +111,7 @@ class Verification:
             rows = [output.float()[tokens] for output, tokens in zip(outputs, shown, strict=True)]
             worst.append(torch.cat(rows))
         truth, own, ours = worst
-        return bool(row_errors(ours, truth).max() <= row_errors(own, truth).max())
+        return is_rounding(ours, own, truth)
 
     def _run(self, module: nn.Module, role: Role, *, masked: bool) -> list[Tensor]:
         call, prompt = self.call, self.call.hidden_states.shape[1]

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hf_cpu_accel.check import row_error
 from hf_cpu_accel.hosts.arguments import parameter_names
 from hf_cpu_accel.rewrite.core.foreign_code import call_foreign
 from hf_cpu_accel.rewrite.core.refusal import Refusal, Refused, required
 from hf_cpu_accel.rewrite.core.shadow_copy import Shadow
 from hf_cpu_accel.rewrite.core.trace import BMM, traced
-from hf_cpu_accel.rewrite.core.verify import row_error
 from hf_cpu_accel.rewrite.encoder.candidates import candidates, unexplained
 from hf_cpu_accel.rewrite.encoder.match import EncoderMatch, Fuse, hidden_states_of
 from hf_cpu_accel.rewrite.encoder.positions import RELATIVE, VECTORS, DisentangledParts
@@ -124,7 +124,7 @@ class _Matcher:
         if not all(fused.accepts(self.hidden_states, **self._arguments(mask)) for mask in masks):
             return float("inf")
         given = [hidden_states_of(self._call(fused, mask)) for mask in masks]
-        return max(row_error(ours, theirs) for ours, theirs in zip(given, expected, strict=True))
+        return row_error(given, expected)
 
 
 @dataclass

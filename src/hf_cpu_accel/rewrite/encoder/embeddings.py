@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hf_cpu_accel.check import compare
 from hf_cpu_accel.patching.fused_module import FusedModuleMixin, Reference, empty
 from hf_cpu_accel.patching.hooks import is_plain
 from hf_cpu_accel.plan import PlanItem
@@ -20,7 +21,6 @@ from hf_cpu_accel.rewrite.core.context import WEIGHT_DTYPES, Context
 from hf_cpu_accel.rewrite.core.foreign_code import call_foreign
 from hf_cpu_accel.rewrite.core.refusal import Refusal
 from hf_cpu_accel.rewrite.core.rule import Match, Outcome
-from hf_cpu_accel.rewrite.core.verify import row_error
 from hf_cpu_accel.rewrite.encoder.embeddings_match import (
     IDS,
     POSITIONS,
@@ -169,7 +169,7 @@ def _is_verified(module: nn.Module, matched: EmbeddingsMatch) -> bool:
             if isinstance(expected, Refusal):
                 return False
             given = look_up(matched, inputs[IDS], inputs.get(TYPES), inputs.get(POSITIONS))
-            if row_error(given, expected) > tolerance:
+            if not compare(given, expected).within(tolerance):
                 return False
     return True
 

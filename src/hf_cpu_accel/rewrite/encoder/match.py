@@ -10,11 +10,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from hf_cpu_accel.check import compare, row_error
 from hf_cpu_accel.hosts.arguments import takes_cache
 from hf_cpu_accel.lazy.distance_bias import TOKENS, table_of
 from hf_cpu_accel.rewrite.core.refusal import Refusal, Refused, required
 from hf_cpu_accel.rewrite.core.shadow_copy import Shadow
-from hf_cpu_accel.rewrite.core.verify import are_probabilities, probe, row_error
+from hf_cpu_accel.rewrite.core.verify import are_probabilities, probe
 from hf_cpu_accel.rewrite.encoder.candidates import (
     candidates,
     layer_scale_of,
@@ -166,7 +167,7 @@ class _Matcher:
             given = [
                 hidden_states_of(required(self.form.call(fused, self.hidden_states, call))) for call in calls
             ]
-            error = max(row_error(ours, theirs) for ours, theirs in zip(given, expected, strict=True))
+            error = row_error(given, expected)
             if error <= best_error:
                 best, best_error = parts, error
         return best
@@ -284,8 +285,7 @@ class _Matcher:
         given[ROTARY] = lengthen_tables(short, self.hidden_states.shape[1])
         expected = self._states(**given)
         output = hidden_states_of(output)
-        alike = isinstance(output, Tensor) and output.shape == expected.shape
-        return alike and Closeness(TRACED.float32, TRACED.float32).holds(output, expected)
+        return compare(output, expected).within(Closeness(TRACED.float32, TRACED.float32))
 
     def _relative(self, trace: LayerTrace) -> Tensor | None:
         """Return the table of the layer's own position bias, or None.

@@ -8,13 +8,14 @@ padding at this end are computed with their padding.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from hf_cpu_accel.check import float_tensors
 from hf_cpu_accel.hosts.arguments import parameters_of
 from hf_cpu_accel.hosts.models import pretrained_models
 from hf_cpu_accel.patching.hooks import forward_hooks, has_foreign_hook
@@ -129,7 +130,7 @@ def _call(
     with torch.random.fork_rng(devices=[]), torch.no_grad(), shadow.running():
         torch.manual_seed(0)
         output = call_foreign(shadow.module, **given)
-    return output if isinstance(output, Refusal) else list(_tensors(output))
+    return output if isinstance(output, Refusal) else float_tensors(output)
 
 
 def _text(model: Any, names: Container[str]) -> Batch:
@@ -170,15 +171,6 @@ _BATCHES: tuple[tuple[str, Callable[[Any, Container[str]], Batch]], ...] = (
     ("input_ids", _text),
     ("input_values", _sound),
 )
-
-
-def _tensors(output: Any) -> Iterator[Tensor]:
-    if isinstance(output, Tensor):
-        if output.is_floating_point():
-            yield output
-    elif isinstance(output, dict | list | tuple):
-        for value in output.values() if isinstance(output, dict) else output:
-            yield from _tensors(value)
 
 
 def _moved(outputs: list[Tensor], others: list[Tensor], tokens: Tensor) -> tuple[int, ...]:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hf_cpu_accel.check import compare
 from hf_cpu_accel.ops.linear import ACTIVATIONS
 from hf_cpu_accel.rewrite.core.activations import identify, is_library_function
 from hf_cpu_accel.rewrite.core.trace import BMM, MATMUL, Listener, traced
@@ -225,7 +226,7 @@ def _ratio(values: Tensor, reference: Tensor) -> float | None:
     close = Closeness(SAME_RATIO.of(values.dtype), SAME_ZERO)
     values, reference = values.double(), reference.double()
     factor = float((values * reference).sum() / (reference * reference).sum())
-    return factor if close.holds(values, factor * reference) else None
+    return factor if compare(values, factor * reference).within(close) else None
 
 
 def _scale_of(norm: nn.Module) -> Tensor:

@@ -14,16 +14,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hf_cpu_accel.check import compare
 from hf_cpu_accel.ops.encoder_layer import BoundEncoderLayer, EncoderInputs, bound_encoder_layer
 from hf_cpu_accel.packing.linear import QUANTIZED
 from hf_cpu_accel.patching.fused_module import FusedModuleMixin, Reference
 from hf_cpu_accel.providers.layer import native_everywhere
 from hf_cpu_accel.rewrite.core.packed_module import check_inference
-from hf_cpu_accel.rewrite.core.verify import computes_alike
 from hf_cpu_accel.rewrite.encoder.window_match import Run, Windows, trace_windows
 from hf_cpu_accel.rewrite.passes.parts import EncoderLayerParts
 from hf_cpu_accel.runtime.fork import new_lock
-from hf_cpu_accel.tolerance import ENCODER_LAYER
+from hf_cpu_accel.tolerance import ENCODER_LAYER, FEW_ROWS
 
 # Limit of the windows and biases of one layer. An image that needs more (Swin-T's first stage beyond 650 x 650) is skipped.
 _BYTES = 16 << 20
@@ -167,4 +167,4 @@ def alike(parts: EncoderLayerParts, output: Tensor, expected: Tensor, dtype: tor
         dtype: of the activations.
     """
     quantizes = any(linear.packed.dtype in QUANTIZED for linear in parts.linears)
-    return computes_alike(output, expected, ENCODER_LAYER.of(dtype), quantizes=quantizes)
+    return compare(output, expected).within(ENCODER_LAYER.of(dtype), few=FEW_ROWS if quantizes else 1.0)

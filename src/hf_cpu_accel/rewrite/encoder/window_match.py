@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hf_cpu_accel.check import compare
 from hf_cpu_accel.rewrite.core.grouping import disable_grouping
 from hf_cpu_accel.rewrite.core.trace import MATMUL, SOFTMAX, Listener, traced
 from hf_cpu_accel.rewrite.passes.arguments import hidden_states_of
@@ -108,5 +109,5 @@ class _Scores:
     def _softmax(self, args: Any, kwargs: Any, output: Any) -> None:
         if args and self._product is not None and args[0].shape == self._product.shape:
             bias = args[0] - self._scale * self._product
-            alike = WINDOW_BIAS.holds(bias, bias[:1].expand_as(bias))
+            alike = compare(bias, bias[:1].expand_as(bias)).within(WINDOW_BIAS)
             self.biases.append(bias[:1] if alike else bias)

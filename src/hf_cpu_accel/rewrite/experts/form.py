@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hf_cpu_accel.check import compare
 from hf_cpu_accel.checkpoints.stored_stack import StoredStack
 from hf_cpu_accel.hosts.arguments import parameters_of
 from hf_cpu_accel.ops.experts import ExpertWeights
@@ -19,7 +20,6 @@ from hf_cpu_accel.packing.linear import PackedWeight, pack_affine_stack, pack_st
 from hf_cpu_accel.rewrite.core.activations import identify, is_library_function
 from hf_cpu_accel.rewrite.core.context import WEIGHT_DTYPES
 from hf_cpu_accel.rewrite.core.foreign_code import call_foreign
-from hf_cpu_accel.rewrite.core.verify import row_error
 from hf_cpu_accel.tolerance import TRACED
 
 _LARGE = 40.0  # a probe that reaches limits
@@ -203,7 +203,7 @@ def _verify(module: nn.Module, parameters: dict[str, Tensor], form: ExpertsForm)
             hidden = _activated(raw, activation, form.gated, limit)
             made = product_of(form.down, form.down_bias, hidden)
             expected = (made * weights[..., None].float()).sum(dim=1)
-            if row_error(output, expected) <= TRACED.of(dtype):
+            if compare(output, expected).within(TRACED.of(dtype)):
                 return ExpertsForm(
                     form.up,
                     form.down,

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from hf_cpu_accel.check import compare
 from hf_cpu_accel.checkpoints.stored_stack import LinearsStack, StoredStack
 from hf_cpu_accel.checkpoints.stored_weight import is_stand_in
 from hf_cpu_accel.packing.linear import PANEL_FEATURES, QUANTIZED
@@ -15,11 +16,10 @@ from hf_cpu_accel.patching.restore import free_weight
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.core.context import MAX_INTEGER_FEATURES, Context
 from hf_cpu_accel.rewrite.core.rule import Match, Outcome
-from hf_cpu_accel.rewrite.core.verify import beyond, tolerance
 from hf_cpu_accel.rewrite.experts.form import ExpertsForm, Stack, holds_experts, read_experts
 from hf_cpu_accel.rewrite.experts.layer import PackedExperts, PackedStack, pack_experts
 from hf_cpu_accel.rewrite.linear.match import free
-from hf_cpu_accel.tolerance import STORED_EXPERTS
+from hf_cpu_accel.tolerance import PACKED, STORED_EXPERTS
 
 STRUCTURE = "experts"
 
@@ -51,7 +51,7 @@ class ExpertsRule:
         stored = _stored_stacks(module, form)
         if context.verifies:
             bound = (
-                STORED_EXPERTS.of(packed.weight_dtype) if stored else tolerance(dtype, packed.weight_dtype)
+                STORED_EXPERTS.of(packed.weight_dtype) if stored else PACKED.of(dtype, packed.weight_dtype)
             )
             reason = _verify(module, packed, bound)
             if reason is not None:
@@ -102,7 +102,7 @@ def _verify(module: nn.Module, packed: PackedExperts, allowed: float) -> str | N
     index = torch.rand(4, weights.experts, generator=generator).topk(min(2, weights.experts)).indices
     share = torch.rand(index.shape, generator=generator).to(x.dtype)
     with torch.no_grad():
-        return beyond(allowed, packed(x, index, share), module(x, index, share))
+        return compare(packed(x, index, share), module(x, index, share)).reason(allowed)
 
 
 def _release(module: nn.Module, packed: PackedExperts, context: Context) -> None:

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hf_cpu_accel.check import compare
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.core.context import Context
 from hf_cpu_accel.rewrite.core.foreign_code import attempt, call_foreign
 from hf_cpu_accel.rewrite.core.refusal import Refusal
 from hf_cpu_accel.rewrite.core.shadow_copy import Shadow
-from hf_cpu_accel.rewrite.core.verify import row_error, row_errors
 from hf_cpu_accel.rewrite.decoder.experts_parts import FeedForwardParts, MixtureParts
 from hf_cpu_accel.rewrite.decoder.ffn_match import FeedForwardMatcher
 from hf_cpu_accel.rewrite.decoder.head_norms import NormPart
@@ -29,7 +29,7 @@ from hf_cpu_accel.rewrite.mixer.match import prompt_and_token
 from hf_cpu_accel.rewrite.mixer.whole_layer import FusedMixerLayer, GatedParts, LayerParts
 from hf_cpu_accel.rewrite.norm.match import FusedNorm, identify_bare_norm, identify_norm
 from hf_cpu_accel.rewrite.recurrent.layer import RecurrentMixer
-from hf_cpu_accel.tolerance import MOST_ROWS, RECURRENT_MIXER
+from hf_cpu_accel.tolerance import RECURRENT_MIXER
 
 STRUCTURE = "recurrent step"
 
@@ -73,11 +73,9 @@ def _match_recurrent_step(layer: FusedMixerLayer) -> RecurrentParts | Refusal:
     if isinstance(parts, Refusal):
         return parts
     allowed = RECURRENT_MIXER.of(next(m.weight_dtype for m in layer.modules() if isinstance(m, PackedLinear)))
-    pairs = zip(_outputs(layer, parts), _outputs(layer, None), strict=True)
-    if isinstance(parts.ffn, MixtureParts):  # rounding may send a token to another expert
-        error = max(float(row_errors(*pair).flatten().quantile(MOST_ROWS)) for pair in pairs)
-    else:
-        error = max(row_error(*pair) for pair in pairs)
+    comparison = compare(_outputs(layer, parts), _outputs(layer, None))
+    chooses = isinstance(parts.ffn, MixtureParts)  # rounding may send a token to another expert
+    error = comparison.most if chooses else comparison.worst
     return (
         parts
         if error <= allowed

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from hf_cpu_accel.check import compare
 from hf_cpu_accel.ops.linear import ACTIVATIONS
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.providers.route import Route
@@ -14,12 +15,12 @@ from hf_cpu_accel.rewrite.core.context import Context
 from hf_cpu_accel.rewrite.core.dtype_table import coarsest
 from hf_cpu_accel.rewrite.core.packed_module import check_inference
 from hf_cpu_accel.rewrite.core.rule import Match, Outcome
-from hf_cpu_accel.rewrite.core.verify import disagreement
 from hf_cpu_accel.rewrite.linear.container import FusedContainer
 from hf_cpu_accel.rewrite.linear.dispatch import FFNWork
 from hf_cpu_accel.rewrite.linear.layer import PackedLinear
 from hf_cpu_accel.rewrite.linear.match import pack, packed_item, release
 from hf_cpu_accel.rewrite.linear.parts import computes, plain_linear, probes, take_apart
+from hf_cpu_accel.tolerance import PACKED
 
 STRUCTURE = "ffn"
 
@@ -93,8 +94,8 @@ class FFNRule:
         if context.verifies:
             inputs = probes(up, 1)
             with torch.no_grad():
-                reason = disagreement(
-                    fused(*inputs), match.module(*inputs), coarsest(dtypes), up.weight.dtype
+                reason = compare(fused(*inputs), match.module(*inputs)).reason(
+                    PACKED.of(coarsest(dtypes), up.weight.dtype)
                 )
             if reason is not None:
                 return Outcome((PlanItem.left(match.path, STRUCTURE, reason),), ())

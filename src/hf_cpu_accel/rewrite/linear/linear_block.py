@@ -7,19 +7,20 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from hf_cpu_accel.check import compare
 from hf_cpu_accel.ops.linear import ACTIVATIONS
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.providers.route import Route
 from hf_cpu_accel.rewrite.core.context import Context
 from hf_cpu_accel.rewrite.core.packed_module import check_inference
 from hf_cpu_accel.rewrite.core.rule import Match, Outcome
-from hf_cpu_accel.rewrite.core.verify import disagreement
 from hf_cpu_accel.rewrite.linear.container import FusedContainer
 from hf_cpu_accel.rewrite.linear.dispatch import LinearWork
 from hf_cpu_accel.rewrite.linear.layer import PackedLinear
 from hf_cpu_accel.rewrite.linear.match import pack, packed_item, release
 from hf_cpu_accel.rewrite.linear.parts import Parts, computes, plain_linear, probes, take_apart
 from hf_cpu_accel.rewrite.norm.match import NormSpec
+from hf_cpu_accel.tolerance import PACKED
 
 
 @dataclass(frozen=True)
@@ -108,7 +109,9 @@ class LinearBlockRule:
         if context.verifies:
             inputs = probes(original, len(input_names))
             with torch.no_grad():
-                reason = disagreement(fused(*inputs), match.module(*inputs), dtype, original.weight.dtype)
+                reason = compare(fused(*inputs), match.module(*inputs)).reason(
+                    PACKED.of(dtype, original.weight.dtype)
+                )
             if reason is not None:
                 return Outcome((PlanItem.left(match.path, block.structure, reason),), ())
         context.swap(match.module, fused)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
+from hf_cpu_accel.check import compare
 from hf_cpu_accel.packing.four_bits import nearest_form
 from hf_cpu_accel.packing.linear import PANEL_FEATURES, pack_linear
 from hf_cpu_accel.patching.restore import Packed, free_weight
@@ -18,10 +19,11 @@ from hf_cpu_accel.rewrite.core.grouping import disable_grouping
 from hf_cpu_accel.rewrite.core.packed_module import PackedModule
 from hf_cpu_accel.rewrite.core.packed_source import saved_weight, source
 from hf_cpu_accel.rewrite.core.rule import Match, Outcome
-from hf_cpu_accel.rewrite.core.verify import disagreement, probe
+from hf_cpu_accel.rewrite.core.verify import probe
 from hf_cpu_accel.rewrite.linear.layer import PackedLinear
 from hf_cpu_accel.rewrite.linear.projection_group import ProjectionGroup
 from hf_cpu_accel.runtime.memory import trim_heap
+from hf_cpu_accel.tolerance import PACKED
 
 _TRIM_BYTES = 24 << 20  # with 64 the peak of a load rose by up to 80 MB now and then
 
@@ -109,7 +111,9 @@ def put_in_place(
         for path, linear, replacement in zip(paths, linears, packed, strict=True):
             input = probe(linear.in_features, linear.weight.dtype)
             with torch.no_grad(), disable_grouping():  # these calls must not be recorded
-                reason = disagreement(replacement(input), linear(input), dtype, linear.weight.dtype)
+                reason = compare(replacement(input), linear(input)).reason(
+                    PACKED.of(dtype, linear.weight.dtype)
+                )
             if reason is not None:
                 return Outcome((PlanItem.left(path, structure, reason),), (linear,))
     for linear, replacement in zip(linears, packed, strict=True):

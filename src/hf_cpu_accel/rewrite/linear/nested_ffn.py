@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hf_cpu_accel.check import compare
 from hf_cpu_accel.lazy.lazy_tensor import LazyTensor
 from hf_cpu_accel.ops.linear import ACTIVATIONS
 from hf_cpu_accel.packing.linear import PANEL_FEATURES
@@ -27,7 +28,7 @@ from hf_cpu_accel.rewrite.core.fuse_each import fuse_each
 from hf_cpu_accel.rewrite.core.packed_module import check_inference
 from hf_cpu_accel.rewrite.core.refusal import Refusal
 from hf_cpu_accel.rewrite.core.shadow_copy import Shadow
-from hf_cpu_accel.rewrite.core.verify import probe, row_error, run
+from hf_cpu_accel.rewrite.core.verify import probe, run
 from hf_cpu_accel.rewrite.linear.dispatch import FFNWork, GatedFFNWork
 from hf_cpu_accel.rewrite.linear.layer import PERMUTED, PackedLinear, is_permuted
 from hf_cpu_accel.tolerance import ACTIVATION, FFN
@@ -118,12 +119,10 @@ def _match_nested_ffn(layer: nn.Module, path: str, context: Context) -> FusedNes
         if isinstance(expected, Refusal):
             return expected
         given = run(_build_nested_ffn(shadow.module, ffn), input)
-    error, allowed = row_error(given, expected), FFN.of(up.weight_dtype)
-    return (
-        _build_nested_ffn(layer, ffn)
-        if error <= allowed
-        else Refusal(f"the fused version differs by {error:.1e} (allowed {allowed:.0e})")
-    )
+    comparison, allowed = compare(given, expected), FFN.of(up.weight_dtype)
+    if comparison.within(allowed):
+        return _build_nested_ffn(layer, ffn)
+    return Refusal(f"the fused version differs by {comparison.worst:.1e} (allowed {allowed:.0e})")
 
 
 def _build_nested_ffn(layer: nn.Module, ffn: NestedFFN) -> FusedNestedFFN:
@@ -186,7 +185,7 @@ def _gate(between: Callable[[Tensor], Tensor], gate_last: bool) -> str | None:
         return None
     value = GRID.flip(0).sin()
     expected = ACTIVATIONS[activation](GRID) * value
-    return activation if ACTIVATION.holds(gated(GRID, value), expected) else None
+    return activation if compare(gated(GRID, value), expected).within(ACTIVATION) else None
 
 
 def _packed(*linears: nn.Module) -> tuple[PackedLinear, ...]:

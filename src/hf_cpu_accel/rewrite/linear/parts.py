@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 from torch.nn import functional
 
+from hf_cpu_accel.check import compare
 from hf_cpu_accel.hosts.arguments import parameters_of
 from hf_cpu_accel.patching.hooks import is_plain
 from hf_cpu_accel.rewrite.core.activations import identify, is_library_function
 from hf_cpu_accel.rewrite.core.context import Context, linear_refusal
-from hf_cpu_accel.rewrite.core.verify import probe, row_error, run_alone
+from hf_cpu_accel.rewrite.core.verify import probe, run_alone
 from hf_cpu_accel.rewrite.norm.match import NormSpec, identify_norm
 from hf_cpu_accel.tolerance import FORMULA
 
@@ -65,10 +66,7 @@ def take_apart(module: nn.Module, path: str, context: Context) -> Parts | None:
 
 def computes(module: nn.Module, inputs: tuple[Tensor, ...], expected: Tensor | None) -> bool:
     """Return whether `module` returns the values of `expected` for `inputs`, to verify a candidate."""
-    if expected is None:
-        return False
-    output = run_alone(module, *inputs)
-    return output is not None and row_error(output, expected) <= FORMULA.of(expected.dtype)
+    return expected is not None and compare(run_alone(module, *inputs), expected).within(FORMULA)
 
 
 def plain_linear(linear: nn.Linear, input: Tensor) -> Tensor:

@@ -9,13 +9,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from hf_cpu_accel.check import compare
 from hf_cpu_accel.lazy.lazy_tensor import ordinary
 from hf_cpu_accel.ops.derivatives import wants_derivative
 from hf_cpu_accel.patching.fused_module import FusedModuleMixin, fused_layer
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.core.context import Context, linear_refusal, shares_weight
 from hf_cpu_accel.rewrite.core.rule import Match, Outcome
-from hf_cpu_accel.rewrite.core.verify import disagreement, probe
+from hf_cpu_accel.rewrite.core.verify import probe
+from hf_cpu_accel.tolerance import PACKED
 
 STRUCTURE = "linear (shared weight)"
 
@@ -88,8 +90,8 @@ class SharedLinearRule:
             input = probe(linear.in_features, torch.float32)
             with torch.no_grad():
                 # A few rows, and more: two kernels.
-                reason = disagreement(fused(input[:, 0]), linear(input[:, 0]), "float32", torch.float32)
-                reason = reason or disagreement(fused(input), linear(input), "float32", torch.float32)
+                reason = compare(fused(input[:, 0]), linear(input[:, 0])).reason(PACKED.float32)
+                reason = reason or compare(fused(input), linear(input)).reason(PACKED.float32)
             if reason is not None:
                 return Outcome((PlanItem.left(match.path, STRUCTURE, reason),), (linear,))
         context.swap(linear, fused)

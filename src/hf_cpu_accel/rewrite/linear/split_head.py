@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hf_cpu_accel.check import compare
 from hf_cpu_accel.patching.fused_module import FusedModuleMixin, Reference, fused_layer
 from hf_cpu_accel.patching.hooks import is_plain
 from hf_cpu_accel.plan import PlanItem
@@ -24,11 +25,11 @@ from hf_cpu_accel.rewrite.core.packed_module import check_inference
 from hf_cpu_accel.rewrite.core.refusal import Refusal
 from hf_cpu_accel.rewrite.core.rule import Match, Outcome
 from hf_cpu_accel.rewrite.core.shadow_copy import Shadow
-from hf_cpu_accel.rewrite.core.verify import beyond, probe, row_error, run, run_alone, tolerance
+from hf_cpu_accel.rewrite.core.verify import probe, run, run_alone
 from hf_cpu_accel.rewrite.linear.layer import PackedLinear
 from hf_cpu_accel.rewrite.linear.match import pack, packed_item, release
 from hf_cpu_accel.rewrite.linear.transposed import STRUCTURE as TRANSPOSED
-from hf_cpu_accel.tolerance import FORMULA
+from hf_cpu_accel.tolerance import FORMULA, PACKED
 
 STRUCTURE = "split head"
 
@@ -98,8 +99,9 @@ class SplitHeadRule:
             return None
         with torch.no_grad():
             whole = torch.cat((decoder.weight.T, dense.weight))
-            error = row_error(run_alone(module, input), transformed @ whole + decoder.bias)
-        return Match(module, path, (head.dense, used)) if error <= FORMULA.of(dense.weight.dtype) else None
+            comparison = compare(run_alone(module, input), transformed @ whole + decoder.bias)
+        agrees = comparison.within(FORMULA.of(dense.weight.dtype))
+        return Match(module, path, (head.dense, used)) if agrees else None
 
     def apply(self, match: Match, context: Context) -> Outcome:
         name, used = match.data
@@ -139,7 +141,8 @@ def _match_split_head(module: nn.Module, path: str, context: Context) -> FusedSp
         given = run(_build_split_head(shadow.module, head), input)
     # Its own forward multiplies the dequantized weights; the rule has verified the structure before packing.
     packed = [part for part in (decoder, dense) if isinstance(part, PackedLinear)]
-    reason = beyond(max(tolerance(part.packed_dtype, part.weight_dtype) for part in packed), given, expected)
+    allowed = max(PACKED.of(part.packed_dtype, part.weight_dtype) for part in packed)
+    reason = compare(given, expected).reason(allowed)
     return _build_split_head(module, head) if reason is None else Refusal(reason)
 
 

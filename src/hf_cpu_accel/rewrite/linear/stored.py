@@ -9,6 +9,7 @@ from itertools import accumulate
 import torch
 from torch import nn
 
+from hf_cpu_accel.check import compare
 from hf_cpu_accel.checkpoints.stored import (
     is_stored,
     pack_rounded,
@@ -25,7 +26,7 @@ from hf_cpu_accel.rewrite.core.foreign_code import call_foreign
 from hf_cpu_accel.rewrite.core.grouping import disable_grouping
 from hf_cpu_accel.rewrite.core.refusal import Refusal
 from hf_cpu_accel.rewrite.core.rule import Match, Outcome
-from hf_cpu_accel.rewrite.core.verify import disagreement, probe
+from hf_cpu_accel.rewrite.core.verify import probe
 from hf_cpu_accel.rewrite.linear.layer import PackedLinear
 from hf_cpu_accel.rewrite.linear.match import (
     ALONE,
@@ -146,7 +147,7 @@ def _disagreement(
         expected = call_foreign(weight.reference or module.forward, input)
         if isinstance(expected, Refusal):
             return f"its own forward fails here, so the packed weight cannot be verified: {expected.reason}"
-        return disagreement(replacement(input), expected, agreement, compute)
+        return compare(replacement(input), expected).reason(PACKED.of(agreement, compute))
 
 
 def _release(weight: StoredWeight, packed: PackedLinear, context: Context) -> None:

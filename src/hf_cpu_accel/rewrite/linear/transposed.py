@@ -5,15 +5,16 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from hf_cpu_accel.check import compare
 from hf_cpu_accel.checkpoints.stored_weight import is_stand_in
 from hf_cpu_accel.patching.hooks import is_plain
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.core.context import Context, linear_refusal
 from hf_cpu_accel.rewrite.core.rule import Match, Outcome
-from hf_cpu_accel.rewrite.core.verify import disagreement, probe, row_error, run_alone
+from hf_cpu_accel.rewrite.core.verify import probe, run_alone
 from hf_cpu_accel.rewrite.linear.match import pack, packed_item, release
 from hf_cpu_accel.rewrite.linear.parts import plain_linear
-from hf_cpu_accel.tolerance import FORMULA
+from hf_cpu_accel.tolerance import FORMULA, PACKED
 
 STRUCTURE = "transposed linear"
 
@@ -44,7 +45,9 @@ class TransposedLinearRule:
         if context.verifies:
             input = probe(linear.in_features, linear.weight.dtype)
             with torch.no_grad():
-                reason = disagreement(packed(input), match.module(input), dtype, linear.weight.dtype)
+                reason = compare(packed(input), match.module(input)).reason(
+                    PACKED.of(dtype, linear.weight.dtype)
+                )
             if reason is not None:
                 return Outcome((PlanItem.left(match.path, STRUCTURE, reason),), (match.module,))
         context.swap(match.module, packed)
@@ -70,8 +73,5 @@ def as_linear(module: nn.Module) -> nn.Linear | None:
     linear.weight = nn.Parameter(weight.detach().T, requires_grad=False)
     linear.register_parameter("bias", bias)
     input = probe(in_features, weight.dtype)
-    output = run_alone(module, input)
-    tolerance = FORMULA.of(weight.dtype)
-    return (
-        linear if output is not None and row_error(output, plain_linear(linear, input)) <= tolerance else None
-    )
+    comparison = compare(run_alone(module, input), plain_linear(linear, input))
+    return linear if comparison.within(FORMULA.of(weight.dtype)) else None

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from hf_cpu_accel.check import compare, row_error
 from hf_cpu_accel.hosts.arguments import parameters_of, with_its_cache_name
 from hf_cpu_accel.ops.linear import ACTIVATIONS
 from hf_cpu_accel.packing.linear import PANEL_FEATURES
@@ -20,12 +21,11 @@ from hf_cpu_accel.rewrite.core.foreign_code import call_foreign
 from hf_cpu_accel.rewrite.core.fuse_each import fuse_each
 from hf_cpu_accel.rewrite.core.refusal import Refusal, is_listed
 from hf_cpu_accel.rewrite.core.shadow_copy import Shadow
-from hf_cpu_accel.rewrite.core.verify import row_error, row_errors
 from hf_cpu_accel.rewrite.linear.layer import PackedLinear, is_permuted
 from hf_cpu_accel.rewrite.mixer.mixer import FusedMixer, holds_weights
 from hf_cpu_accel.rewrite.mixer.whole_layer import FusedMixerLayer, GatedParts, LayerParts
 from hf_cpu_accel.rewrite.norm.match import FusedNorm, identify_bare_norm
-from hf_cpu_accel.tolerance import EXACT, MOST_ROWS, RECURRENT_MIXER
+from hf_cpu_accel.tolerance import EXACT, RECURRENT_MIXER
 
 _BATCH, _TOKENS, _PADDING = 2, 7, 2
 
@@ -180,12 +180,8 @@ def _error(layer: nn.Module, parts: LayerParts, expected: tuple[Tensor, ...]) ->
     shadow = Shadow(layer)
     with torch.no_grad(), shadow.running():
         outputs, _ = prompt_and_token(_build_mixer_layer(shadow.module, parts))
-    if [output.dtype for output in outputs] != [output.dtype for output in expected]:
-        return float("inf")  # its residual stream has more bits
-    pairs = zip(outputs, expected, strict=True)
-    if parts.chooses:  # rounding may send a token to another expert
-        return max(float(row_errors(ours, theirs).flatten().quantile(MOST_ROWS)) for ours, theirs in pairs)
-    return max(row_error(ours, theirs) for ours, theirs in pairs)
+    comparison = compare(outputs, expected, check_dtype=True)  # its residual stream may have more bits
+    return comparison.most if parts.chooses else comparison.worst  # rounding may choose another expert
 
 
 def _outputs(layer: nn.Module) -> tuple[tuple[Tensor, ...], int] | Refusal:

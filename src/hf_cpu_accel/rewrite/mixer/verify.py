@@ -8,12 +8,12 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from hf_cpu_accel.check import compare
 from hf_cpu_accel.guard.modules import class_of
 from hf_cpu_accel.hosts.arguments import parameters_of, with_its_cache_name
 from hf_cpu_accel.rewrite.core.foreign_code import call_foreign
 from hf_cpu_accel.rewrite.core.refusal import Refusal
 from hf_cpu_accel.rewrite.core.shadow_copy import Shadow
-from hf_cpu_accel.rewrite.core.verify import row_error
 from hf_cpu_accel.rewrite.linear.layer import PackedLinear
 from hf_cpu_accel.rewrite.mixer.mixer import Example, FusedMixer
 from hf_cpu_accel.tolerance import DECODER_LAYER
@@ -39,8 +39,7 @@ def first_verified(module: nn.Module, possible: Iterable[Callable[[nn.Module], M
                 outputs = _run(make(shadow.module), mixer.example(_BATCH, _TOKENS, _PADDING))
         except (RuntimeError, ValueError):  # its parts are of other sizes
             continue
-        error = max(row_error(ours, theirs) for ours, theirs in zip(outputs, expected, strict=True))
-        if error <= DECODER_LAYER.of(expected[0].dtype):
+        if compare(outputs, expected).within(DECODER_LAYER):
             return mixer
     return refusal or Refusal("the fused attention computes a different result: its parts run separately")
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hf_cpu_accel.check import compare
 from hf_cpu_accel.lazy.lazy_tensor import LazyTensor, VersionGuard
 from hf_cpu_accel.ops.derivatives import refuse_transforms
 from hf_cpu_accel.ops.group_norm import group_norm
@@ -23,8 +24,8 @@ from hf_cpu_accel.rewrite.core.activations import identify
 from hf_cpu_accel.rewrite.core.context import WEIGHT_DTYPES, Context
 from hf_cpu_accel.rewrite.core.packed_module import check_inference
 from hf_cpu_accel.rewrite.core.rule import Match, Outcome
-from hf_cpu_accel.rewrite.core.verify import disagreement
 from hf_cpu_accel.runtime.tracing import is_tracing
+from hf_cpu_accel.tolerance import PACKED
 
 STRUCTURE = "group norm"
 
@@ -117,7 +118,7 @@ class GroupNormRule:
                 2, match.module.num_channels, 5, generator=torch.Generator().manual_seed(0)
             ).to(dtype)
             with torch.no_grad():
-                reason = disagreement(fused(input), match.module(input), "float32", dtype)
+                reason = compare(fused(input), match.module(input)).reason(PACKED.of("float32", dtype))
             if reason is not None:
                 return Outcome((PlanItem.left(match.path, STRUCTURE, reason),), (match.module,))
         context.swap(match.module, fused)

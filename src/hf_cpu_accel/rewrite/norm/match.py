@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from hf_cpu_accel.check import compare
 from hf_cpu_accel.hosts.arguments import parameters_of
 from hf_cpu_accel.lazy.lazy_tensor import LazyTensor
 from hf_cpu_accel.ops.norm import layer_norm, rms_norm
@@ -20,8 +21,8 @@ from hf_cpu_accel.rewrite.core.activations import is_library_function
 from hf_cpu_accel.rewrite.core.context import WEIGHT_DTYPES, Context
 from hf_cpu_accel.rewrite.core.packed_module import check_inference
 from hf_cpu_accel.rewrite.core.rule import Match, Outcome
-from hf_cpu_accel.rewrite.core.verify import disagreement, probe, row_error, run_alone
-from hf_cpu_accel.tolerance import FORMULA
+from hf_cpu_accel.rewrite.core.verify import probe, run_alone
+from hf_cpu_accel.tolerance import FORMULA, PACKED
 
 
 @dataclass(frozen=True)
@@ -97,9 +98,7 @@ def identify_bare_norm(module: nn.Module, features: int) -> NormSpec | None:
     for eps, kind in itertools.product((*small_floats(module), *_USUAL_EPS), ("rms_norm", "layer_norm")):
         spec = NormSpec(kind, eps)
         pairs = zip(inputs, outputs, strict=True)
-        if all(
-            row_error(output, spec.reference(module, input)) <= FORMULA.float32 for input, output in pairs
-        ):
+        if all(compare(output, spec.reference(module, input)).within(FORMULA) for input, output in pairs):
             return spec
     return None
 
@@ -113,9 +112,7 @@ def _agrees(spec: NormSpec, module: nn.Module, scale: float, weight: Tensor) -> 
     # An offset tells a norm that takes the mean off from one that does not.
     input = (probe(weight.shape[0], weight.dtype) + 0.5) * scale
     output = run_alone(module, input)
-    if output is None:
-        return False
-    return row_error(output, spec.reference(module, input)) <= FORMULA.of(weight.dtype)
+    return compare(output, spec.reference(module, input)).within(FORMULA.of(weight.dtype))
 
 
 class FusedNorm(Replacement):
@@ -183,7 +180,7 @@ class NormRule:
         if context.config.verify:
             input = probe(weight.shape[0], weight.dtype)
             with torch.no_grad():
-                reason = disagreement(fused(input), match.module(input), "float32", weight.dtype)
+                reason = compare(fused(input), match.module(input)).reason(PACKED.of("float32", weight.dtype))
             if reason is not None:
                 return Outcome((PlanItem.left(match.path, structure, reason),), (match.module,))
         context.swap(match.module, fused)

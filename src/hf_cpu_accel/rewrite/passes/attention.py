@@ -10,11 +10,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from hf_cpu_accel.check import compare
 from hf_cpu_accel.rewrite.attention.interface import attention_forward
 from hf_cpu_accel.rewrite.capture.attention.attention_step import Attention
 from hf_cpu_accel.rewrite.capture.program import Ref, Step
 from hf_cpu_accel.rewrite.linear.layer import PackedLinear
 from hf_cpu_accel.rewrite.passes.graph import Graph
+from hf_cpu_accel.tolerance import FEATURE_NUMBERS
 
 _INTERFACE = (
     "module",
@@ -216,7 +218,6 @@ def _features(
     factor = float(plain[0, 0, 1] - plain[0, 0, 0])
     first = round(float(plain[0, 0, 0]) / factor) - 1 if factor else -1
     expected = numbers[:, first : first + plain.shape[1:].numel()]
-    fits = first >= 0 and expected.shape == plain.flatten(1).shape
-    if not fits or not torch.allclose(plain.flatten(1), factor * expected, rtol=1e-9, atol=0.0):
+    if first < 0 or not compare(plain.flatten(1), factor * expected).within(FEATURE_NUMBERS):
         return None
     return Features(linear, first, factor), *plain.shape[1:]

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from hf_cpu_accel.check import compare
 from hf_cpu_accel.hosts.arguments import takes_cache
 from hf_cpu_accel.lazy.distance_bias import TOKENS, table_of
 from hf_cpu_accel.rewrite.capture.attention.attention_step import Attention
@@ -18,7 +19,7 @@ from hf_cpu_accel.rewrite.capture.program import Ref, Step, refs_in
 from hf_cpu_accel.rewrite.core.foreign_code import attempt
 from hf_cpu_accel.rewrite.core.refusal import Refusal, Refused, required
 from hf_cpu_accel.rewrite.core.shadow_copy import Shadow
-from hf_cpu_accel.rewrite.core.verify import are_probabilities, probe, row_error
+from hf_cpu_accel.rewrite.core.verify import are_probabilities, probe
 from hf_cpu_accel.rewrite.linear.layer import PackedLinear
 from hf_cpu_accel.rewrite.passes.arguments import (
     hidden_states_of,
@@ -370,7 +371,8 @@ class _Matcher:
         if isinstance(expected, Refusal):
             return False
         output = hidden_states_of(required(self.form.call(fused, self.hidden_states, call)))
-        return row_error(output, hidden_states_of(expected)) <= ENCODER_LAYER.of(self.hidden_states.dtype)
+        bound = ENCODER_LAYER.of(self.hidden_states.dtype)
+        return compare(output, hidden_states_of(expected)).within(bound)
 
 
 def _unexplained(layer: nn.Module, parts: EncoderLayerParts) -> str | None:

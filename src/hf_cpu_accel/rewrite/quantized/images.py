@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
+from hf_cpu_accel.check import row_error
 from hf_cpu_accel.ops.chain.joined import Steps, join
 from hf_cpu_accel.ops.chain.steps import ConvolutionStep, PoolingStep
 from hf_cpu_accel.ops.convolution_chain import BoundConvolutions, bind, convolutions
@@ -19,7 +20,6 @@ from hf_cpu_accel.rewrite.convolution.deferred import DeferringConvolution
 from hf_cpu_accel.rewrite.convolution.links import Link
 from hf_cpu_accel.rewrite.core.context import Context
 from hf_cpu_accel.rewrite.core.refusal import Refusal
-from hf_cpu_accel.rewrite.core.verify import row_error
 from hf_cpu_accel.rewrite.quantized.graph import RANGE, with_lowered
 from hf_cpu_accel.tolerance import RESIDUAL_BLOCKS
 
@@ -217,8 +217,7 @@ def _disagreement(order: Sequence[_Made], input: Any, lowered: GraphModule) -> s
                 break
             if node.args and node.args[0] in values and node.op in ("call_module", "call_function"):
                 values[node] = _call(node, values, lowered)
-    error = row_error(ours.movedim(1, -1), values[order[-1].node].movedim(1, -1))
-    bound = RESIDUAL_BLOCKS.of("int8")
+    error, bound = row_error(ours, values[order[-1].node], dim=1), RESIDUAL_BLOCKS.of("int8")
     return None if error <= bound else f"the joined convolutions differ by {error:.1e} (allowed {bound:.0e})"
 
 

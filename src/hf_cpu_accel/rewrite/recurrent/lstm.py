@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hf_cpu_accel.check import compare
 from hf_cpu_accel.lazy.lazy_tensor import ordinary
 from hf_cpu_accel.ops.linear import linear
 from hf_cpu_accel.ops.recurrent.lstm_layer import lstm_layer
@@ -23,8 +24,8 @@ from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.core.context import MAX_INTEGER_FEATURES, WEIGHT_DTYPES, Context
 from hf_cpu_accel.rewrite.core.packed_module import check_inference
 from hf_cpu_accel.rewrite.core.rule import Match, Outcome
-from hf_cpu_accel.rewrite.core.verify import disagreement
 from hf_cpu_accel.runtime.tracing import is_tracing
+from hf_cpu_accel.tolerance import PACKED
 
 STRUCTURE = "lstm"
 _LEAST_FEATURES = 128  # of the hidden state
@@ -174,7 +175,7 @@ class LSTMRule:
             rows = torch.randn(3, 2, module.input_size, generator=generator).to(of)
             with torch.no_grad():
                 ours, theirs = (layer(rows)[0] for layer in (fused, module))
-            reason = disagreement(ours, theirs, dtype, of)
+            reason = compare(ours, theirs).reason(PACKED.of(dtype, of))
             if reason is not None:
                 return Outcome((PlanItem.left(match.path, STRUCTURE, reason),), (module,))
         context.swap(module, fused)

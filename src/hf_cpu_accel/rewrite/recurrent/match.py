@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hf_cpu_accel.check import row_error
 from hf_cpu_accel.guard.modules import class_of, instance_forward
 from hf_cpu_accel.hosts.arguments import parameters_of, takes_cache, with_its_cache_name
 from hf_cpu_accel.patching.fused_module import fused_layer
@@ -18,7 +19,6 @@ from hf_cpu_accel.rewrite.core.fuse_each import fuse_each
 from hf_cpu_accel.rewrite.core.packed_module import PackedModule
 from hf_cpu_accel.rewrite.core.refusal import Refusal
 from hf_cpu_accel.rewrite.core.shadow_copy import Shadow
-from hf_cpu_accel.rewrite.core.verify import row_error
 from hf_cpu_accel.rewrite.mixer.match import fuse_mixer_layers
 from hf_cpu_accel.rewrite.recurrent.candidates import NO_BOUNDS, candidates, dt_bounds
 from hf_cpu_accel.rewrite.recurrent.layer import RecurrentMixer
@@ -179,8 +179,7 @@ def _error(module: nn.Module, mixer: Mixer, expected: _Run) -> float:
         mixer.is_rounded
     ):  # a token for which B and C are nearly at right angles has outputs near 0: all are one row
         run, expected = run.as_rows(), expected.as_rows()
-    pairs = zip((*run.outputs, *run.states), (*expected.outputs, *expected.states), strict=True)
-    return max(row_error(ours, theirs) for ours, theirs in pairs)
+    return row_error((*run.outputs, *run.states), (*expected.outputs, *expected.states))
 
 
 def _run(module: Any, dtype: torch.dtype) -> _Run:

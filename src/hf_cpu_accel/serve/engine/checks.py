@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from transformers import GenerationMixin
 
+from hf_cpu_accel.check import row_error
 from hf_cpu_accel.generate.cache import cache_refusal
 from hf_cpu_accel.generate.coverage import loop_refusal
-from hf_cpu_accel.rewrite.core.verify import row_error
 from hf_cpu_accel.serve.engine.batch import Batch
 from hf_cpu_accel.serve.engine.forward import Forward
 from hf_cpu_accel.tolerance import BATCHED

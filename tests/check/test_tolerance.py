@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 
 import hf_cpu_accel
+from hf_cpu_accel.check import compare
 from hf_cpu_accel.packing.linear import FORMS
 from hf_cpu_accel.tolerance import PACKED, Closeness, Tolerance
 
@@ -18,7 +19,7 @@ def test_no_other_file_compares_by_a_number_of_its_own() -> None:
     found = {
         f"{path.relative_to(package)}: {line.strip()}"
         for path in package.rglob("*.py")
-        if path != package / "tolerance.py"
+        if path != package / "check" / "comparison.py"
         for line in path.read_text().splitlines()
         if _COMPARES.search(line)
     }
@@ -36,8 +37,14 @@ def test_bounds_depend_on_the_width_of_a_dtype() -> None:
     assert bounds.of(torch.float16) == bounds.of(torch.bfloat16) == 1e-2
 
 
+def test_activations_in_bfloat16_are_rounded_beside_any_weight() -> None:
+    bounds = Tolerance(1e-4, 2e-2, int8=0.1)
+    assert [bounds.of(form, torch.float32) for form in ("float32", "bfloat16", "int8")] == [1e-4, 2e-2, 0.1]
+    assert [bounds.of(form, torch.bfloat16) for form in ("float32", "bfloat16", "int8")] == [2e-2, 2e-2, 0.1]
+
+
 def test_closeness_is_relative_to_the_reference() -> None:
     ones = torch.ones(3)
-    assert Closeness(0.1, 0.0).holds(1.09 * ones, ones)
-    assert not Closeness(0.1, 0.0).holds(1.11 * ones, ones)
-    assert Closeness(0.0, 0.2).holds(1.11 * ones, ones)
+    assert compare(1.09 * ones, ones).within(Closeness(0.1, 0.0))
+    assert not compare(1.11 * ones, ones).within(Closeness(0.1, 0.0))
+    assert compare(1.11 * ones, ones).within(Closeness(0.0, 0.2))

@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 
-from hf_cpu_accel.measure import compare, float_tensors
+from hf_cpu_accel.check import float_tensors
+from hf_cpu_accel.measure import compare
 
 
 def test_equal_outputs_agree() -> None:
