@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
-from torch import nn
 
 from hf_cpu_accel import plan as plans
 from hf_cpu_accel.accuracy.examples import check_examples
@@ -18,12 +16,11 @@ from hf_cpu_accel.hosts.find import Root, find
 from hf_cpu_accel.lifecycle import accelerate_roots, lock, restore_roots
 from hf_cpu_accel.lora import follow_pipeline, leave_pipeline
 from hf_cpu_accel.measure.dtype_choice import Choice
-from hf_cpu_accel.patching.acceleration import Acceleration, accelerated_parts, acceleration_of
+from hf_cpu_accel.patching.acceleration import accelerated_parts, acceleration_of, has_settings
 from hf_cpu_accel.plan import Plan
-from hf_cpu_accel.rewrite.apply import belongs_to_accelerated
 from hf_cpu_accel.rewrite.core.autotune import with_unfused
-from hf_cpu_accel.rewrite.core.calibration import NO_EXAMPLES, Example, calibration_examples
-from hf_cpu_accel.rewrite.core.checks import check_model, check_patterns
+from hf_cpu_accel.rewrite.core.calibration import Example, requested_examples
+from hf_cpu_accel.rewrite.core.checks import check_models, check_patterns, check_whole
 from hf_cpu_accel.rewrite.core.first_call import with_first_calls
 from hf_cpu_accel.rewrite.linear.provider_report import with_providers
 from hf_cpu_accel.rewrite.quantized.engines import with_engines
@@ -79,7 +76,7 @@ def accelerate_for_cpu(
     settings = resolve(config, dtype=dtype, compile=compile, **options)
     check_examples(examples, settings.accuracy)
     roots = find(target)
-    calls = _calibration(target, roots, settings, calibration, tokenizer)
+    calls = requested_examples(calibration, target, roots, settings, tokenizer)
     _accelerate(target, roots, settings, calls, examples)
     return target
 
@@ -100,7 +97,7 @@ def restore(target: T) -> T:
     with lock:
         roots = find(target)
         for root in roots:
-            _check_whole(root.module)
+            check_whole(root.module)
         restore_roots(roots)
         leave_pipeline(target)
     release_buffers()
@@ -164,7 +161,7 @@ def explain(target: object) -> Plan:
     """
     plan_list, roots = [], find(target)
     for root in roots:
-        _check_whole(root.module)
+        check_whole(root.module)
         for part in accelerated_parts(root.module):
             acceleration = acceleration_of(part)
             assert acceleration is not None
@@ -199,82 +196,20 @@ def _accelerate(
         changed = [
             root
             for root in roots
-            if examples is not None or not _has_settings(root.module, settings, calibration)
+            if examples is not None or not has_settings(root.module, settings, calibration)
         ]
         if changed:
-            for root in changed:
-                _check(root)
-            models = [(root.name, root.module) for root in roots]
-            check_patterns(models, settings.skip_modules, argument="skip_modules")
-            check_patterns(models, dict(settings.dtypes), argument="dtypes")
-            if settings.accuracy is not None:
+            check_models(changed)
+            check_patterns(roots, settings)
+            if settings.accuracy is None:
+                choices = None
+            else:
                 changed = list(roots)  # the inputs of a model come from the other models
                 if choices is None or not any(choices):
                     from hf_cpu_accel.accuracy.choose import choose
 
                     choices = choose(target, changed, settings, examples, calibration)
-                accelerate_roots(changed, settings, choices=choices, calibration=calibration)
-            else:
-                accelerate_roots(changed, settings, calibration=calibration)
+            accelerate_roots(changed, settings, choices=choices, calibration=calibration)
         elif settings.threads is not None:
             apply_threads(settings.threads)
         follow_pipeline(target)
-
-
-def _has_settings(module: nn.Module, settings: CPUAccelConfig, calibration: tuple[Example, ...]) -> bool:
-    acceleration = acceleration_of(module)
-    if acceleration is None or not acceleration.is_whole:
-        return False
-    if calibration and calibration != acceleration.calibration:
-        return False
-    return acceleration.config == settings or (
-        acceleration.from_file and _is_as_packed(acceleration, settings)
-    )
-
-
-def _is_as_packed(acceleration: Acceleration, settings: CPUAccelConfig) -> bool:
-    """Return whether a packed file already has these settings. Originals and threads do not matter: the file has no originals."""
-    dtype = "auto" if settings.dtype == acceleration.plan.dtype else settings.dtype
-    return replace(settings, dtype=dtype, threads=None, originals="disk") == CPUAccelConfig()
-
-
-def _calibration(
-    target: object,
-    roots: Sequence[Root],
-    settings: CPUAccelConfig,
-    calibration: Iterable[Any] | None,
-    tokenizer: Any,
-) -> tuple[Example, ...]:
-    """Return the calls to calibrate on.
-
-    Raises:
-        TypeError: see `rewrite.core.calibration`.
-        ValueError: see `rewrite.core.calibration`; or the settings need no calibration.
-    """
-    static = settings.dtype == "int8-static"
-    if calibration is None:
-        if static:
-            raise ValueError(NO_EXAMPLES)
-        return ()
-    rounded = static or "int4" in (settings.dtype, *dict(settings.dtypes).values())
-    if settings.accuracy is None and not rounded:
-        raise ValueError(
-            f"calibration is not supported with dtype={settings.dtype!r}: use dtype='int4' or 'int8-static', or leave it out"
-        )
-    if len(roots) != 1:
-        raise ValueError(
-            f"calibration supports one model, but this {type(target).__name__} has {len(roots)}: accelerate its models one by one"
-        )
-    return calibration_examples(calibration, roots[0].module, tokenizer or getattr(target, "tokenizer", None))
-
-
-def _check(root: Root) -> None:
-    _check_whole(root.module)
-    check_model(root.module, root.deciding, adds_in_training=root.adds_in_training)
-
-
-def _check_whole(module: nn.Module) -> None:
-    if belongs_to_accelerated(module):
-        raise ValueError(
-            f"target is a {type(module).__name__} inside of an accelerated model: explain or restore the whole model"
-        )

@@ -105,14 +105,7 @@ def accelerate_roots(
                     settings, root.module, threads=threads.count, thread_reason=threads.reason, choice=choice
                 )
                 started.append(root.module)
-                acceleration = apply_stages(
-                    root.module,
-                    plan,
-                    trains=root.trains,
-                    name=root.name,
-                    saved=saved,
-                    calibration=calibration,
-                )
+                acceleration = apply_stages(root, plan, saved=saved, calibration=calibration)
                 acceleration.journal.changes.insert(0, changed)
                 if not root.trains:
                     _follow_writers(root.module, acceleration.journal)

@@ -78,45 +78,39 @@ def make_examples(target: Any, roots: Sequence[Root], examples: Iterable[Any] | 
     items = None if examples is None else list(islice(examples, _MOST))
     if items is not None and not items:
         raise ValueError("examples is empty: expected at least one; leave it out for built-in examples")
-    if roots[0].host == "sentence_transformers":
-        return _of_encoder(target, roots, items)
-    if len(roots) > 1:
+    is_encoder = roots[0].host == "sentence_transformers"
+    if len(roots) > 1 and not is_encoder:
         return _of_pipeline(target, roots, items)
-    model = roots[0].module
+    if not is_encoder:
+        calls, description = _of_model(target, roots[0].module, items)
+        return Examples((calls,), description)
+    # Only the transformers models of an encoder are measured. Its other modules stay in float32: they are small and close to the
+    # output.
+    calls, description = _of_model(target, target, items)
+    each = tuple(calls if is_model(root.module) else [] for root in roots)
+    return Examples(each, description, target, "float32")
+
+
+def _of_model(target: Any, model: nn.Module, items: list[Any] | None) -> tuple[list[Call], str]:
+    """Return the calls of `model`, the model of `target` or an encoder itself, and a description."""
     tools = Preprocessors(target, model)
     if items is not None:
         calls = [_call(item, f"examples[{place}]", tools) for place, item in enumerate(items)]
-        return Examples((calls,), count_text(len(calls), "example"))
+        return calls, count_text(len(calls), "example")
     if takes_ids(model) and tools.takes_texts:
-        texts = built_in_texts()
+        texts: list[Any] = built_in_texts()
+        if type(model).__name__ == "CrossEncoder":
+            texts = list(zip(texts, texts[1:] + texts[:1], strict=True))
         calls = [tools.of_text(text, f"built-in text {place}") for place, text in enumerate(texts)]
         if not isinstance(call_foreign(calls[0], model), Refusal):
-            return Examples((calls,), f"{len(texts)} built-in texts")
+            return calls, f"{len(texts)} built-in texts"
     calls = built_in_calls(model)
     inputs = (
         "random token ids (texts as examples=[...] are more meaningful)"
         if takes_ids(model)
         else "synthetic inputs"
     )
-    return Examples((calls,), f"{count_text(len(calls), 'call')} with {inputs}")
-
-
-def _of_encoder(encoder: Any, roots: Sequence[Root], items: list[Any] | None) -> Examples:
-    """Return calls of a sentence encoder for the transformers models in it.
-
-    Other modules with weights stay in float32, because they are small and close to the output.
-    """
-    tools = Preprocessors(encoder, encoder)
-    if items is None:
-        texts = built_in_texts()
-        pairs = type(encoder).__name__ == "CrossEncoder"
-        inputs: list[Any] = list(zip(texts, texts[1:] + texts[:1], strict=True)) if pairs else list(texts)
-        calls = [tools.of_text(text, f"built-in text {place}") for place, text in enumerate(inputs)]
-    else:
-        calls = [_call(item, f"examples[{place}]", tools) for place, item in enumerate(items)]
-    description = f"{len(calls)} built-in texts" if items is None else count_text(len(calls), "example")
-    each: list[list[Call]] = [calls if is_model(root.module) else [] for root in roots]
-    return Examples(tuple(each), description, encoder, "float32")
+    return calls, f"{count_text(len(calls), 'call')} with {inputs}"
 
 
 def count_text(number: int, noun: str) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import torch
@@ -18,12 +18,13 @@ from hf_cpu_accel.checkpoints import bitsandbytes, exported, gguf, hqq, quantize
 from hf_cpu_accel.checkpoints.layout import FloatLayout, IntegerLayout
 from hf_cpu_accel.checkpoints.stored_linear import StoredLinear
 from hf_cpu_accel.checkpoints.stored_stack import StoredStack
-from hf_cpu_accel.checkpoints.stored_weight import StoredWeight, is_stand_in
+from hf_cpu_accel.checkpoints.stored_weight import StoredWeight, is_stand_in, plain_tensors
 from hf_cpu_accel.packing import affine
 from hf_cpu_accel.packing.affine import AffineGroups
 from hf_cpu_accel.packing.four_bits import nearest_form
 from hf_cpu_accel.packing.linear import PackedWeight, pack_linear, unpack_linear
 from hf_cpu_accel.packing.panels import PANEL_FEATURES, allocate
+from hf_cpu_accel.runtime.mapped_files import MappedFiles
 
 # A weight is read in pieces, because its integers take more memory than the packed form.
 _ROWS_AT_ONCE = 32 * PANEL_FEATURES
@@ -48,6 +49,22 @@ def is_stored(module: nn.Module, name: str) -> bool:
         weight = stored_weight(module)
         tensors = () if weight is None else weight.tensors
     return any(parameter is tensor for tensor in tensors)
+
+
+def plain_weights(root: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield (path, plain tensor) of each parameter of a model, without the integers of quantized weights.
+
+    Some libraries store integers with a floating-point dtype. After each tensor, the pages of a mapped checkpoint are dropped, so
+    it is never in memory as a whole.
+    """
+    weights = filter(None, map(stored_weight, root.modules()))
+    integers = {id(tensor) for weight in weights for tensor in weight.tensors}
+    mapped = MappedFiles()
+    for path, parameter in root.named_parameters():
+        for tensor in plain_tensors(parameter):
+            if id(tensor) not in integers:
+                yield path, tensor
+            mapped.give_back(tensor)
 
 
 def pack_stored(weights: Sequence[StoredWeight]) -> PackedWeight:

@@ -21,7 +21,7 @@ from hf_cpu_accel.hosts.models import is_model
 from hf_cpu_accel.packing.packed_file import FILE_NAME, FORMAT_VERSION, write_packed
 from hf_cpu_accel.patching.acceleration import Acceleration, acceleration_of
 from hf_cpu_accel.plan import Plan
-from hf_cpu_accel.rewrite.apply import belongs_to_accelerated
+from hf_cpu_accel.rewrite.core.checks import belongs_to_accelerated
 from hf_cpu_accel.rewrite.core.float16 import cast_as_outside
 from hf_cpu_accel.rewrite.linear.tensor_parallel import is_joined
 from hf_cpu_accel.rewrite.saved import original_state, plain_tensors, saved_weights

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import nn
@@ -56,6 +57,21 @@ class AddedState:
 def acceleration_of(root: nn.Module) -> Acceleration | None:
     """Return the state of `root`, or None if it is not accelerated itself (a part of it, or a model around it, may be)."""
     return vars(root).get(ATTRIBUTE)
+
+
+def has_settings(root: nn.Module, settings: CPUAccelConfig, calibration: Sequence[Any]) -> bool:
+    """Return whether `root` is accelerated with these settings and calls to calibrate on."""
+    acceleration = acceleration_of(root)
+    if acceleration is None or not acceleration.is_whole:
+        return False
+    if calibration and calibration != acceleration.calibration:
+        return False
+    if acceleration.config == settings:
+        return True
+    # For a packed file, originals and threads do not matter: it has no originals.
+    dtype = "auto" if settings.dtype == acceleration.plan.dtype else settings.dtype
+    packed = replace(settings, dtype=dtype, threads=None, originals="disk")
+    return acceleration.from_file and packed == CPUAccelConfig()
 
 
 def accelerated_parts(root: nn.Module) -> list[nn.Module]:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from hf_cpu_accel.checkpoints.stored import is_stored
 from hf_cpu_accel.checkpoints.stored_weight import plain_tensors
-from hf_cpu_accel.patching.acceleration import ATTRIBUTE, Acceleration, AddedState, accelerated_parts
+from hf_cpu_accel.hosts.root import Root
+from hf_cpu_accel.patching.acceleration import ATTRIBUTE, Acceleration, AddedState
 from hf_cpu_accel.patching.originals import OriginalsStore, make_store
 from hf_cpu_accel.patching.own_rescaling import rescale_now
 from hf_cpu_accel.patching.restore import Journal
@@ -17,50 +18,41 @@ from hf_cpu_accel.plan import Plan
 from hf_cpu_accel.rewrite.core.calibrated import use_calibrated_weights
 from hf_cpu_accel.rewrite.core.calibration import Example
 from hf_cpu_accel.rewrite.core.context import Context
-from hf_cpu_accel.rewrite.core.packed_module import PackedModule, around_packed, loading_refused
+from hf_cpu_accel.rewrite.core.packed_module import around_packed, loading_refused
 from hf_cpu_accel.rewrite.core.packed_source import PackedSource, use_source
 from hf_cpu_accel.rewrite.registry import STAGES
 from hf_cpu_accel.runtime.memory import trim_heap
 
 
 def apply_stages(
-    root: nn.Module,
+    root: Root,
     plan: Plan,
     *,
-    trains: bool = False,
-    name: str = "",
     saved: tuple[PackedSource, OriginalsStore] | None = None,
     calibration: Sequence[Example] = (),
 ) -> Acceleration:
-    """Rewrite `root` in place by `plan`, and return the acceleration with the rows of the plan.
+    """Rewrite a model in place by `plan`. Any exception leaves it as it was.
 
-    With `trains`, only stages that support gradients run, and weights stay as they are. `name` is the name of `root` in the
-    target, if the target has several models. `saved` is the source of packed weights and the store that reports where the
-    originals are. `calibration` has the calls for which four-bit weights are rounded.
+    Args:
+        root: the model. If it is trained, only stages that support gradients run, and weights stay as they are.
+        plan: the settings.
+        saved: the source of packed weights, and the store that reports where the originals are.
+        calibration: the calls for which four-bit weights are rounded.
 
-    Any exception leaves `root` as it was.
+    Returns:
+        The acceleration, with the rows of the plan.
     """
     assert plan.config is not None
-    # In float32 packing is exact, except for weights of a quantized checkpoint and of convolutions: those for tiles, and those
-    # with a folded norm.
-    dtypes = {plan.dtype, *dict(plan.config.dtypes).values(), *dict(plan.chosen_dtypes).values()}
-    exact = dtypes == {"float32"}
-    lossy = (
-        held
-        for module in root.modules()
-        for key, parameter in module.named_parameters(recurse=False)
-        for held in plain_tensors(parameter)
-        if not exact or held.dim() == 4 or not held.is_floating_point() or is_stored(module, key)
-    )
-    source, store = (None, make_store(plan.config.originals, lossy)) if saved is None else saved
+    model, trains = root.module, root.trains
+    source, store = (None, make_store(plan.config.originals, _lossy(model, plan))) if saved is None else saved
     journal = Journal()
-    context = Context(root, plan, journal, store, name=name, calibration=calibration)
-    added = AddedState(root)
+    context = Context(model, plan, journal, store, name=root.name, calibration=calibration)
+    added = AddedState(model)
     try:
         journal.record(added)  # first, so undone last: a restore that fails half-way can be tried again
-        setattr(root, ATTRIBUTE, Acceleration(plan, journal, name, is_whole=False))
+        setattr(model, ATTRIBUTE, Acceleration(plan, journal, root.name, is_whole=False))
         if not trains:
-            rescale_now(root, journal)
+            rescale_now(model, journal)
         with use_source(source), use_calibrated_weights():
             for stage in STAGES:
                 if stage.trains or not trains:
@@ -70,12 +62,12 @@ def apply_stages(
         plan = plan.with_items(tuple(context.results.items)).with_notes(tuple(context.results.notes))
         if not trains:
             added.hooks = [
-                module.register_load_state_dict_pre_hook(_refuse_loading) for module in around_packed(root)
+                module.register_load_state_dict_pre_hook(_refuse_loading) for module in around_packed(model)
             ]
         acceleration = Acceleration(
-            plan, journal, name, from_file=source is not None, calibration=context.calibration
+            plan, journal, root.name, from_file=source is not None, calibration=context.calibration
         )
-        setattr(root, ATTRIBUTE, acceleration)
+        setattr(model, ATTRIBUTE, acceleration)
         context.store.commit()
     except BaseException:
         journal.undo()
@@ -84,11 +76,25 @@ def apply_stages(
     return acceleration
 
 
-def belongs_to_accelerated(root: nn.Module) -> bool:
-    """Return whether `root` has packed layers but was not accelerated itself, nor any part of it."""
-    if accelerated_parts(root):
-        return False
-    return any(isinstance(module, PackedModule) for module in root.modules())
+def _lossy(model: nn.Module, plan: Plan) -> Iterator[Tensor]:
+    """Yield the weights that packing rounds.
+
+    In float32 packing is exact, except for weights of a quantized checkpoint and of convolutions: those for tiles, and those with
+    a folded norm.
+    """
+    assert plan.config is not None
+    dtypes = {plan.dtype, *dict(plan.config.dtypes).values(), *dict(plan.chosen_dtypes).values()}
+    exact = dtypes == {"float32"}
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            for weight in plain_tensors(parameter):
+                if (
+                    not exact
+                    or weight.dim() == 4
+                    or not weight.is_floating_point()
+                    or is_stored(module, name)
+                ):
+                    yield weight
 
 
 def _unused_weights(source: PackedSource) -> str:

@@ -11,7 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
+from hf_cpu_accel.config import CPUAccelConfig
 from hf_cpu_accel.hosts.arguments import parameters_of
+from hf_cpu_accel.hosts.root import Root
 from hf_cpu_accel.patching.float16_values import to_float32
 
 # Limits for texts: tokens of a window, and parallel forwards, each in its own thread.
@@ -49,6 +51,39 @@ class Example:
         if self.mask is not None and input.shape[:-1] == self.mask.shape:
             return input[self.mask]
         return input.reshape(-1, input.shape[-1])
+
+
+def requested_examples(
+    calibration: object, target: object, roots: Sequence[Root], settings: CPUAccelConfig, tokenizer: Any
+) -> tuple[Example, ...]:
+    """Return the calls to calibrate a target on.
+
+    Args:
+        calibration: the argument of `accelerate_for_cpu`; None for no calls.
+        target: the target.
+        roots: its models.
+        settings: the settings, which decide whether calls are needed.
+        tokenizer: for texts, or None for the tokenizer of the target.
+
+    Raises:
+        TypeError: see `calibration_examples`.
+        ValueError: see `calibration_examples`; or the settings need calls or have no use for them.
+    """
+    static = settings.dtype == "int8-static"
+    if calibration is None:
+        if static:
+            raise ValueError(NO_EXAMPLES)
+        return ()
+    rounded = static or "int4" in (settings.dtype, *dict(settings.dtypes).values())
+    if settings.accuracy is None and not rounded:
+        raise ValueError(
+            f"calibration is not supported with dtype={settings.dtype!r}: use dtype='int4' or 'int8-static', or leave it out"
+        )
+    if len(roots) != 1:
+        raise ValueError(
+            f"calibration supports one model, but this {type(target).__name__} has {len(roots)}: accelerate its models one by one"
+        )
+    return calibration_examples(calibration, roots[0].module, tokenizer or getattr(target, "tokenizer", None))
 
 
 def calibration_examples(
@@ -127,7 +162,15 @@ def _of_texts(
         raise ValueError(
             "calibration has texts, but the target has no tokenizer: pass tokenizer=, or dictionaries of inputs"
         )
-    windows = [window for text in texts for window in _windows(text, model, tokenizer, longest)]
+    limits = (
+        tokenizer.model_max_length,
+        getattr(getattr(model, "config", None), "max_position_embeddings", None),
+    )
+    longest = min([longest, *(limit for limit in limits if isinstance(limit, int) and limit > 0)])
+    accepted = tokenizer.model_input_names
+    if not isinstance(model, nn.Sequential):
+        accepted = [name for name in accepted if name in parameters_of(model.forward)]
+    windows = [window for text in texts for window in _windows(text, tokenizer, accepted, longest)]
     if not windows:
         raise ValueError("calibration: the texts have no tokens; pass longer texts")
     windows.sort(key=lambda window: len(window["input_ids"]))  # little padding
@@ -138,26 +181,17 @@ def _of_texts(
     )
 
 
-def _windows(text: str, model: nn.Module, tokenizer: Any, longest: int) -> list[dict[str, Tensor]]:
-    """Return the inputs of a text, split where it is longer than the model accepts."""
-    limits = (
-        tokenizer.model_max_length,
-        getattr(getattr(model, "config", None), "max_position_embeddings", None),
-    )
-    longest = min([longest, *(limit for limit in limits if isinstance(limit, int) and limit > 0)])
+def _windows(text: str, tokenizer: Any, accepted: Sequence[str], longest: int) -> list[dict[str, Tensor]]:
+    """Return the inputs of a text with these names, split into windows of at most `longest` tokens."""
     fast = bool(getattr(tokenizer, "is_fast", False))
     encoded = tokenizer(text, truncation=True, max_length=longest, return_overflowing_tokens=fast)
-    names = [name for name in tokenizer.model_input_names if name in encoded and _takes(model, name)]
+    names = [name for name in accepted if name in encoded]
     several = fast or isinstance(encoded["input_ids"][0], list)
     found = [
         {name: torch.tensor(encoded[name][number] if several else encoded[name]) for name in names}
         for number in range(len(encoded["input_ids"]) if several else 1)
     ]
     return [window for window in found if len(window["input_ids"])]
-
-
-def _takes(model: nn.Module, name: str) -> bool:
-    return isinstance(model, nn.Sequential) or name in parameters_of(model.forward)
 
 
 def _side_by_side(windows: Sequence[dict[str, Tensor]], tokenizer: Any) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""Check that a model can be accelerated, before anything is changed."""
+"""Check that the models of a target can be accelerated, before anything is changed."""
 
 from __future__ import annotations
 
@@ -11,65 +11,69 @@ from torch.nn.parameter import is_lazy
 
 from hf_cpu_accel.checkpoints.exported import is_quantized_graph
 from hf_cpu_accel.checkpoints.quantize_dynamic import is_inference_only
-from hf_cpu_accel.checkpoints.stored import stored_weight
-from hf_cpu_accel.checkpoints.stored_weight import plain_tensors
+from hf_cpu_accel.checkpoints.stored import plain_weights
+from hf_cpu_accel.config import CPUAccelConfig
 from hf_cpu_accel.guard.modules import asks_for_mode
-from hf_cpu_accel.runtime.mapped_files import MappedFiles
+from hf_cpu_accel.hosts.root import Root
+from hf_cpu_accel.patching.acceleration import accelerated_parts
+from hf_cpu_accel.rewrite.core.packed_module import PackedModule
 
 
-def check_model(root: nn.Module, deciding: Iterable[nn.Module], *, adds_in_training: bool = False) -> None:
-    """Raise an error for a model that cannot be accelerated.
-
-    Args:
-        root: the model.
-        deciding: the modules whose `training` flags count, with all below them.
-        adds_in_training: whether modules in training mode count only where they compute something else in it, if the model
-            itself is in eval mode.
+def check_models(roots: Iterable[Root]) -> None:
+    """Raise an error if one of the models cannot be accelerated.
 
     Raises:
-        ValueError: training mode, parameters that are elsewhere than on the CPU, have no values or not finite ones.
+        ValueError: a part of an accelerated model, training mode, or parameters that are elsewhere than on the CPU, have no values,
+            or not finite ones.
     """
-    for module in deciding:
-        _check_mode(module, only_where_it_matters=adds_in_training and not module.training)
-    integers = {id(held) for module in root.modules() for held in _stored(module)}
-    mapped = MappedFiles()
-    for name, parameter in root.named_parameters():
-        _check_initialized(name, parameter)
-        _check_device(name, parameter)
-        for held in plain_tensors(parameter):
-            if id(held) not in integers:
-                _check_finite(name, held)
-            mapped.give_back(held)  # a checkpoint is read weight by weight, and never in memory as a whole
-    for name, buffer in root.named_buffers():
-        _check_initialized(name, buffer)
-        _check_device(name, buffer)
+    for root in roots:
+        check_whole(root.module)
+        for module in root.deciding:
+            # Where the host adds modules, their mode matters only if they compute something else in it.
+            _check_mode(module, only_where_it_matters=root.adds_in_training and not module.training)
+        for name, tensor in (*root.module.named_parameters(), *root.module.named_buffers()):
+            _check_place(name, tensor)
+        for name, weight in plain_weights(root.module):
+            _check_finite(name, weight)
 
 
-def _stored(module: nn.Module) -> tuple[Tensor, ...]:
-    """Return the tensors that store the integers of a quantized weight. Some libraries store them with a floating-point dtype."""
-    weight = stored_weight(module)
-    return () if weight is None else weight.tensors
+def check_whole(module: nn.Module) -> None:
+    """Raise an error for a part of an accelerated model.
+
+    Raises:
+        ValueError: `module` has packed layers but was not accelerated itself.
+    """
+    if belongs_to_accelerated(module):
+        raise ValueError(
+            f"target is a {type(module).__name__} inside of an accelerated model: explain or restore the whole model"
+        )
 
 
-def check_patterns(
-    models: Sequence[tuple[str, nn.Module]], patterns: Iterable[str], *, argument: str
-) -> None:
-    """Raise an error if a pattern of `argument` matches no module of `models`, each under its name: it is probably a typo.
+def belongs_to_accelerated(root: nn.Module) -> bool:
+    """Return whether `root` has packed layers but was not accelerated itself, nor any part of it."""
+    if accelerated_parts(root):
+        return False
+    return any(isinstance(module, PackedModule) for module in root.modules())
+
+
+def check_patterns(roots: Sequence[Root], settings: CPUAccelConfig) -> None:
+    """Raise an error for a pattern of the settings that matches no module of the models, which is probably a typo.
 
     Raises:
         ValueError: the error names the pattern.
     """
-    for pattern in patterns:
-        if not any(fnmatchcase(path, pattern) for name, model in models for path in _paths(name, model)):
-            types = " or ".join(type(model).__name__ for _, model in models)
-            raise ValueError(
-                f"{argument}: {pattern!r} matches no module of {types}; see model.named_modules()"
-            )
+    for argument, patterns in (("skip_modules", settings.skip_modules), ("dtypes", dict(settings.dtypes))):
+        for pattern in patterns:
+            if not any(fnmatchcase(path, pattern) for root in roots for path in _paths(root)):
+                types = " or ".join(type(root.module).__name__ for root in roots)
+                raise ValueError(
+                    f"{argument}: {pattern!r} matches no module of {types}; see model.named_modules()"
+                )
 
 
-def _paths(name: str, model: nn.Module) -> Iterator[str]:
-    for path, _ in model.named_modules():
-        yield ".".join(filter(None, (name, path)))
+def _paths(root: Root) -> Iterator[str]:
+    for path, _ in root.module.named_modules():
+        yield ".".join(filter(None, (root.name, path)))
 
 
 def _check_mode(module: nn.Module, *, only_where_it_matters: bool) -> None:
@@ -85,12 +89,9 @@ def _check_mode(module: nn.Module, *, only_where_it_matters: bool) -> None:
             )
 
 
-def _check_initialized(name: str, tensor: Tensor) -> None:
+def _check_place(name: str, tensor: Tensor) -> None:
     if is_lazy(tensor):
         raise ValueError(f"target: {name} is not initialized yet: run the model once first")
-
-
-def _check_device(name: str, tensor: Tensor) -> None:
     if tensor.device.type == "meta":
         raise ValueError(
             f"target: {name} is on the meta device and has no values: load the model with real weights first"
