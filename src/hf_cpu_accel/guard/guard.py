@@ -18,7 +18,7 @@ from hf_cpu_accel.guard.modules import (
     class_of,
     instance_forward,
     is_package_class,
-    package_names,
+    names_of_package,
 )
 from hf_cpu_accel.guard.plain_values import is_plain_value, value_reader
 from hf_cpu_accel.guard.stores import names_stored
@@ -28,7 +28,6 @@ _CONTAINERS = (list, dict, set)
 _FUNCTIONS = (type, FunctionType, BuiltinFunctionType, MethodType)
 _OTHERS = (nn.Module, Tensor, ModuleType, Mapping, list, tuple, set)  # never compared by identity
 _DEEPEST = 2  # a config in a config
-_UNREAD = ("_hf_cpu_accel", "_is_hf_initialized")  # prefixes of attributes that no forward reads
 _OF_PACKED = ("training", "weight_dtype")  # attributes of packed modules that recorded steps depend on
 # Attributes of guards that are found again for copies.
 _FOUND = (
@@ -99,7 +98,7 @@ class Guard:
                     self._objects
                     and not all(map(is_, map(getitem, self._holders, self._names), self._objects))
                 )
-                or [*map(type, self._typed)] != self._types
+                or (self._typed and [*map(type, self._typed)] != self._types)
             ):
                 return True
         except Exception:  # an attribute was removed, or its type compares differently
@@ -107,8 +106,7 @@ class Guard:
         if [*map(len, self._states)] != self._sizes and self._has_new():
             return True
         # Removed hooks of diffusers leave the class's forward there.
-        with_forward = self._with_forward
-        return bool(with_forward) and any(instance_forward(module) is not None for module in with_forward)
+        return any(map(_has_forward, self._with_forward)) if self._with_forward else False
 
     def _has_new(self) -> bool:
         """Return whether there is a new attribute that code may read: a function that replaces a method, or a number that
@@ -198,37 +196,40 @@ class _Attributes:
 
     def _add_module(self, module: nn.Module, followed: Sequence[str]) -> None:
         """Add the attributes of a module, without those in which forwards store results."""
-        state = vars(module)
-        own = package_names(module) | OF_MODULES
-        values = {name: value for name, value in state.items() if name not in own and name not in followed}
+        state, own = vars(module), names_of_package(module)
+        skipped = own.union(followed) if followed else own
+        values = {name: value for name, value in state.items() if name not in skipped}
+        for name in [name for name, value in values.items() if self._is_store(name, value)]:
+            del values[name]
         if asks_for_mode(module):
             values["training"] = module.training
-        self._add(module, {n: v for n, v in values.items() if self._counts(n, v)}, _DEEPEST)
+        self._add(module, values, _DEEPEST)
         self.known.append((module, own.union(state, self._stored)))
         for tensors in (module._parameters, module._buffers):
-            empty = [(tensors, name) for name, tensor in tensors.items() if tensor is None]
-            self.places += empty
-            self.objects += [None] * len(empty)
+            for name, tensor in tensors.items():
+                if tensor is None:
+                    self.places.append((tensors, name))
+                    self.objects.append(None)
 
-    def _counts(self, name: str, value: Any) -> bool:
-        if name.startswith(_UNREAD) or (value is None and name in self._stored):
-            return False
-        return bool(value) if isinstance(value, _CONTAINERS) else not is_package_class(type(value))
+    def _is_store(self, name: str, value: Any) -> bool:
+        """Return whether forwards may store results there."""
+        return (value is None and name in self._stored) or (isinstance(value, _CONTAINERS) and not value)
 
     def _add(self, owner: Any, values: dict[str, Any], depth: int) -> None:
         """Add some of the values of an owner, and the attributes of objects among them: configs."""
-        plain = [name for name, value in values.items() if is_plain_value(value)]
-        if plain:
-            read, present = value_reader(_state_of(owner), plain)
-            self.readers.append((owner, read))
-            self.values.append(present)
-        for name in values.keys() - set(plain):
-            value = values[name]
-            if name in self.names and not isinstance(value, _OTHERS):
+        plain = []
+        for name, value in values.items():
+            if is_plain_value(value):
+                plain.append(name)
+            elif name in self.names and not isinstance(value, _OTHERS) and not is_package_class(type(value)):
                 self.places.append((owner, name))
                 self.objects.append(value)
                 if depth and _has_attributes(value):
                     self._add_object(value, depth - 1)
+        if plain:
+            read, present = value_reader(_state_of(owner), plain)
+            self.readers.append((owner, read))
+            self.values.append(present)
 
     def _add_object(self, value: Any, depth: int) -> None:
         """Add the attributes of an object that code mentions."""
@@ -240,6 +241,10 @@ class _Attributes:
             self.names |= {renamed[name] for name in self.names & renamed.keys()}
         self._add(value, {name: state[name] for name in self.names & state.keys()}, depth)
         self.known.append((value, frozenset(state)))
+
+
+def _has_forward(module: nn.Module) -> bool:
+    return instance_forward(module) is not None
 
 
 def _is_of_host(module: nn.Module) -> bool:

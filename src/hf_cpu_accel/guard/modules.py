@@ -10,8 +10,8 @@ from torch import nn
 from torch.nn.modules import module as torch_module
 
 _PACKAGE = "hf_cpu_accel."
-# Attributes of every module.
-OF_MODULES = frozenset((*vars(nn.Module()), "forward"))
+# Attributes of every module, and others that no forward reads.
+OF_MODULES = frozenset((*vars(nn.Module()), "forward", "_is_hf_initialized", "_hf_cpu_accel_left"))
 GLOBAL_HOOKS = (torch_module._global_forward_hooks, torch_module._global_forward_pre_hooks)
 
 
@@ -52,13 +52,14 @@ def class_of(module: nn.Module) -> type:
     return original
 
 
-def package_names(module: nn.Module) -> frozenset[str]:
-    """Return the attributes that a fused class adds to the original class of a module and checks itself."""
+def names_of_package(module: nn.Module) -> frozenset[str]:
+    """Return the attributes of every module, and those that a fused class adds to the original class and checks itself."""
     fused: type | None = getattr(type(module), "_fused_class", None)
-    return frozenset() if fused is None else _names_of(fused)
+    return OF_MODULES if fused is None else _names_of(fused)
 
 
 @cache
 def _names_of(fused: type) -> frozenset[str]:
     bases = [base for base in fused.__mro__ if is_package_class(base)]
-    return frozenset(name for base in bases for name in (*vars(base), *vars(base).get("__annotations__", ())))
+    names = (name for base in bases for name in (*vars(base), *vars(base).get("__annotations__", ())))
+    return OF_MODULES.union(names)
