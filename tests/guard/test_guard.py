@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from hf_cpu_accel.guard.guard import Guard
-from hf_cpu_accel.guard.stores import observing_stores
+from hf_cpu_accel.guard.stores import observe_stores
 
 FACTOR = 2.0
 OPTIONS = SimpleNamespace(factor=2.0)
@@ -155,7 +155,7 @@ def test_hooks_of_all_modules_are_noticed() -> None:
 @pytest.mark.parametrize("recorded", [False, True])
 def test_equal_values_and_what_calls_store_are_no_change(recorded: bool) -> None:
     root = nn.Sequential(Part()).eval()
-    with observing_stores(root.modules()):
+    with observe_stores(root.modules()):
         root(torch.ones(1, 2))
     del root[0].last
     root[0].seen, root[0].by_size = None, {}

@@ -53,12 +53,12 @@ class Mentions:
 
 
 @cache
-def names_reached(*classes: type) -> frozenset[str]:
+def forward_names(*classes: type) -> frozenset[str]:
     """Return the names that the forwards of classes, and the methods of any of them that these call, mention."""
     return frozenset().union(*_reached(*classes).values())
 
 
-def names_for_others(cls: type, stored: frozenset[str]) -> frozenset[str]:
+def unread_stores(cls: type, stored: frozenset[str]) -> frozenset[str]:
     """Return the attributes among `stored` that the forward of `cls` leaves for other code to read.
 
     Those that `__init__` creates, or that a method mentions which the forward calls, are the state of the module.

@@ -10,10 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hf_cpu_accel.guard.code import Mentions, is_of_library, names_reached
+from hf_cpu_accel.guard.code import Mentions, forward_names, is_of_library
 from hf_cpu_accel.guard.modules import (
     GLOBAL_HOOKS,
-    OF_MODULES,
     asks_for_mode,
     class_of,
     instance_forward,
@@ -21,7 +20,7 @@ from hf_cpu_accel.guard.modules import (
     names_of_package,
 )
 from hf_cpu_accel.guard.plain_values import is_plain_value, value_reader
-from hf_cpu_accel.guard.stores import names_stored
+from hf_cpu_accel.guard.stores import stores_of
 from hf_cpu_accel.runtime.tracing import constant_while_traced
 
 _CONTAINERS = (list, dict, set)
@@ -29,9 +28,9 @@ _FUNCTIONS = (type, FunctionType, BuiltinFunctionType, MethodType)
 _OTHERS = (nn.Module, Tensor, ModuleType, Mapping, list, tuple, set)  # never compared by identity
 _DEEPEST = 2  # a config in a config
 _OF_PACKED = ("training", "weight_dtype")  # attributes of packed modules that recorded steps depend on
-# Attributes of guards that are found again for copies.
-_FOUND = (
-    *("_read", "_values", "_holders", "_names", "_objects", "_typed", "_types"),
+# Attributes of guards that each copy computes again.
+_PER_COPY = (
+    *("_read", "_values", "_holders", "_names", "_objects", "_hosts", "_types"),
     *("_states", "_sizes", "_with_forward", "_classes", "_forwards"),
 )
 _forward_of = attrgetter("forward")
@@ -98,7 +97,7 @@ class Guard:
                     self._objects
                     and not all(map(is_, map(getitem, self._holders, self._names), self._objects))
                 )
-                or (self._typed and [*map(type, self._typed)] != self._types)
+                or (self._hosts and [*map(type, self._hosts)] != self._types)
             ):
                 return True
         except Exception:  # an attribute was removed, or its type compares differently
@@ -126,7 +125,7 @@ class Guard:
         self._values = attributes.values
         self._holders = [_state_of(owner) for owner, _ in attributes.places]
         self._names = [name for _, name in attributes.places]
-        self._objects, self._typed, self._types = attributes.objects, attributes.typed, attributes.types
+        self._objects, self._hosts, self._types = attributes.objects, attributes.hosts, attributes.types
         owners = {id(owner): owner for owner in (*(owner for owner, _ in attributes.known), *self._inner)}
         self._states = [*map(_state_of, owners.values())]
         self._sizes: list[int] = []  # not counted yet
@@ -137,7 +136,7 @@ class Guard:
     def __getstate__(self) -> dict[str, Any]:
         """Return the state without the dictionaries, which copies have of their own, and without classes, which may be local."""
         is_patched = [*map(_forward_of, self._classes)] != self._forwards
-        state = {name: value for name, value in vars(self).items() if name not in _FOUND}
+        state = {name: value for name, value in vars(self).items() if name not in _PER_COPY}
         return {**state, "_is_patched": is_patched}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -153,7 +152,7 @@ class _Attributes:
         places, objects: owners with the names of other values, and these values, to compare them by identity.
         known: owners, and the names that do not count if they are new.
         names: the names that code mentions.
-        typed, types: modules, and their classes.
+        hosts, types: modules, and their classes.
     """
 
     def __init__(self) -> None:
@@ -163,7 +162,7 @@ class _Attributes:
         self.objects: list[Any] = []
         self.known: list[tuple[Any, frozenset[str]]] = []
         self.names: set[str] = set()
-        self.typed: list[nn.Module] = []
+        self.hosts: list[nn.Module] = []
         self.types: list[type] = []
         self._stored: frozenset[str] = frozenset()
         self._seen: set[int] = set()
@@ -173,14 +172,14 @@ class _Attributes:
     ) -> None:
         """Add the attributes of modules, except for those of `root` that are followed."""
         classes = _classes_of(hosts)
-        self.names = set(names_reached(*classes)) if mentions is None else mentions.names
-        self._stored = frozenset[str]().union(*map(names_stored, classes))
+        self.names = set(forward_names(*classes)) if mentions is None else mentions.names
+        self._stored = frozenset[str]().union(*map(stores_of, classes))
         for module in hosts:
             self._add_module(module, followed if module is root else ())
 
     def add_recorded(self, hosts: list[nn.Module], mentions: Mentions, modules: list[nn.Module]) -> None:
         """Add what only recorded layers depend on: packed modules, whose own checks steps do not run, classes and globals."""
-        self.typed, self.types = hosts, [*map(type, hosts)]
+        self.hosts, self.types = hosts, [*map(type, hosts)]
         for module in modules:
             state = {} if _is_of_host(module) else vars(module)
             self._add(module, {name: state[name] for name in _OF_PACKED if name in state}, 0)
@@ -269,7 +268,7 @@ def _mentions(hosts: list[nn.Module]) -> Mentions:
     mentions = Mentions()
     classes = _classes_of(hosts)
     for cls in classes:
-        mentions.add_methods(cls, names_reached(*classes) | {"forward"})
+        mentions.add_methods(cls, forward_names(*classes) | {"forward"})
     values = [value for module in hosts for value in vars(module).values()]
     for value in values:
         if isinstance(value, _FUNCTIONS):

@@ -14,13 +14,13 @@ from hf_cpu_accel.guard.modules import OF_MODULES, class_of
 _stores: WeakKeyDictionary[type, frozenset[str]] = WeakKeyDictionary()
 
 
-def names_stored(cls: type) -> frozenset[str]:
+def stores_of(cls: type) -> frozenset[str]:
     """Return the attributes that calls of modules of this class stored in their module so far."""
     return _stores.get(cls, frozenset())
 
 
 @contextmanager
-def observing_stores(modules: Iterable[nn.Module]) -> Iterator[None]:
+def observe_stores(modules: Iterable[nn.Module]) -> Iterator[None]:
     """Inside, observe which attributes calls store in `modules`, which nothing else may set meanwhile."""
     before = [(module, dict(vars(module))) for module in modules]
     try:
@@ -31,4 +31,4 @@ def observing_stores(modules: Iterable[nn.Module]) -> Iterator[None]:
             if len(now) != len(state) or not all(map(is_, now.values(), state.values())):
                 names = {name for name, value in now.items() if state.get(name, _stores) is not value}
                 cls = class_of(module)
-                _stores[cls] = names_stored(cls) | names - OF_MODULES
+                _stores[cls] = stores_of(cls) | names - OF_MODULES

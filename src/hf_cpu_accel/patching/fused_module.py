@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from hf_cpu_accel.guard.code import names_for_others
+from hf_cpu_accel.guard.code import unread_stores
 from hf_cpu_accel.guard.guard import Guard
 from hf_cpu_accel.guard.modules import class_of, is_package_class
-from hf_cpu_accel.guard.stores import names_stored
+from hf_cpu_accel.guard.stores import stores_of
 from hf_cpu_accel.hosts.output_capturing import is_collecting_inside
 from hf_cpu_accel.patching.accelerated_module import AcceleratedModule
 from hf_cpu_accel.patching.hooks import (
@@ -154,7 +154,7 @@ def fused_layer(fused: type[nn.Module], layer: nn.Module, **attributes: Any) -> 
     if taken:
         raise CannotStandIn(f"it defines {_listed(taken)}, which the fused layer uses for something else")
     classes = {class_of(module) for module in layer.modules()}
-    left = frozenset[str]().union(*(names_for_others(cls, names_stored(cls)) for cls in classes))
+    left = frozenset[str]().union(*(unread_stores(cls, stores_of(cls)) for cls in classes))
     if left:
         raise CannotStandIn(
             f"its forward stores {_listed(sorted(left))} for other code to read, which the fused layer does not compute"

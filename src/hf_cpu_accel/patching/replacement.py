@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 from torch.nn.utils import parametrize
 
-from hf_cpu_accel.guard.code import names_reached
+from hf_cpu_accel.guard.code import forward_names
 from hf_cpu_accel.guard.modules import is_package_class
 from hf_cpu_accel.guard.plain_values import is_plain_value
 from hf_cpu_accel.patching.accelerated_module import AcceleratedModule
@@ -97,7 +97,7 @@ def _present_as(replacement: Replacement, original: nn.Module) -> None:
     if host is None:
         return
     cls: type = host
-    state, plain, read = vars(replacement), dict(_plain_attributes(original)), names_reached(cls)
+    state, plain, read = vars(replacement), dict(_plain_attributes(original)), forward_names(cls)
     state.update({name: plain[name] for name in plain.keys() & read - state.keys()})
     state["_fixed"] = frozenset(plain.keys() & (read | state.keys()) - SIZES)
     replacement.__class__ = _class_of(type(replacement), host)
@@ -125,7 +125,7 @@ def _hosts(replacement: nn.Module, original: nn.Module) -> Iterator[type[nn.Modu
             return
         added = [base for base in cls.__mro__[: cls.__mro__.index(nn.Module)] if base is not object]
         kind: type = cls
-        if not any(_interferes(base, replacement) for base in added) and not missing & names_reached(kind):
+        if not any(_interferes(base, replacement) for base in added) and not missing & forward_names(kind):
             yield cls
 
 

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from hf_cpu_accel.guard.stores import observing_stores
+from hf_cpu_accel.guard.stores import observe_stores
 from hf_cpu_accel.patching.hooks import HOOKS_OF_DIFFUSERS
 from hf_cpu_accel.patching.override import Override
 from hf_cpu_accel.rewrite.core.foreign_code import call_foreign, ours
@@ -72,7 +72,7 @@ class Shadow:
             OwnError: of `Refused`, in the place of an op that writes to a parameter or buffer.
         """
         refusing = AroundOps(partial(_refuse_writes, self._shared()))
-        with disable_grouping(), observing_stores(self._copies.values()), refusing:
+        with disable_grouping(), observe_stores(self._copies.values()), refusing:
             yield
 
     def _shared(self) -> set[int]:
