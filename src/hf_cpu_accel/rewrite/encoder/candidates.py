@@ -9,10 +9,10 @@ from dataclasses import replace
 import torch
 from torch import nn
 
+from hf_cpu_accel.rewrite.encoder.parts import EncoderLayerParts, are_adjacent
 from hf_cpu_accel.rewrite.encoder.trace import LayerTrace
 from hf_cpu_accel.rewrite.linear.layer import PackedLinear
 from hf_cpu_accel.rewrite.norm.match import identify_norm
-from hf_cpu_accel.rewrite.passes.parts import EncoderLayerParts, are_adjacent
 
 
 def candidates(layer: nn.Module, trace: LayerTrace) -> Iterator[EncoderLayerParts]:

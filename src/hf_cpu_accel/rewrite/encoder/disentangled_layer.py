@@ -15,6 +15,7 @@ from torch import Tensor
 from hf_cpu_accel.lazy.remember import remember
 from hf_cpu_accel.ops.encoder_layer import EncoderInputs
 from hf_cpu_accel.rewrite.encoder.layer import FusedEncoderLayer
+from hf_cpu_accel.rewrite.encoder.parts import MASK
 from hf_cpu_accel.rewrite.encoder.positions import (
     POSITIONS,
     RELATIVE,
@@ -23,7 +24,6 @@ from hf_cpu_accel.rewrite.encoder.positions import (
     index_of,
     values_of,
 )
-from hf_cpu_accel.rewrite.passes.parts import MASK
 
 
 class _Tables(NamedTuple):

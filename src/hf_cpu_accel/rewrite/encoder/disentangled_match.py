@@ -18,10 +18,10 @@ from hf_cpu_accel.rewrite.core.shadow_copy import Shadow
 from hf_cpu_accel.rewrite.core.trace import BMM, traced
 from hf_cpu_accel.rewrite.encoder.candidates import candidates, unexplained
 from hf_cpu_accel.rewrite.encoder.match import EncoderMatch, Fuse, hidden_states_of
+from hf_cpu_accel.rewrite.encoder.parts import MASK, EncoderLayerParts, EncoderSignature
 from hf_cpu_accel.rewrite.encoder.positions import RELATIVE, VECTORS, DisentangledParts
 from hf_cpu_accel.rewrite.encoder.trace import LayerTrace
 from hf_cpu_accel.rewrite.linear.layer import PackedLinear
-from hf_cpu_accel.rewrite.passes.parts import MASK, EncoderLayerParts, EncoderSignature
 from hf_cpu_accel.tolerance import ENCODER_LAYER, MEASURED_SCALE
 
 _SPAN = "pos_ebd_size"  # attribute of attention modules

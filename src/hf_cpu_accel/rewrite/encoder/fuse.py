@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from functools import partial
 
 from torch import nn
@@ -13,6 +12,8 @@ from hf_cpu_accel.plan import PlanItem, Structure
 from hf_cpu_accel.rewrite.core.context import Context
 from hf_cpu_accel.rewrite.core.fuse_each import fuse_each
 from hf_cpu_accel.rewrite.core.refusal import Refusal
+from hf_cpu_accel.rewrite.encoder.arguments import passed_names
+from hf_cpu_accel.rewrite.encoder.call_form import SEQUENCES
 from hf_cpu_accel.rewrite.encoder.disentangled_layer import FusedDisentangledLayer, is_disentangled
 from hf_cpu_accel.rewrite.encoder.disentangled_match import match_disentangled
 from hf_cpu_accel.rewrite.encoder.expected_layers import is_layer
@@ -22,15 +23,11 @@ from hf_cpu_accel.rewrite.encoder.packed_layer import FusedPackedLayer
 from hf_cpu_accel.rewrite.linear.layer import PERMUTED, PackedLinear, is_permuted
 from hf_cpu_accel.rewrite.linear.tensor_parallel import BETWEEN, is_joined
 from hf_cpu_accel.rewrite.norm.match import identify_norm
-from hf_cpu_accel.rewrite.passes import encoder_layer as passes
-from hf_cpu_accel.rewrite.passes.arguments import passed_names
-from hf_cpu_accel.rewrite.passes.call_form import SEQUENCES
 
 STRUCTURE = Structure("encoder layer")
 
 _FEWEST, _MOST = 4, 7  # linears of a layer
 _OF_POSITIONS = 2  # additional ones of disentangled attention
-PASSES = "HF_CPU_ACCEL_ENCODER_PASSES"  # matches layers by the passes
 _NEIGHBORS = "sinusoidal_pos"  # RoFormer's tables
 
 
@@ -50,7 +47,7 @@ def _match_encoder_layer(layer: nn.Module, path: str, context: Context) -> Fused
     if any(context.skipped(f"{path}.{name}" if name else path) for name, _ in layer.named_modules()):
         return Refusal("skip_modules")
     packed, disentangled = SEQUENCES in passed_names(layer), is_disentangled(parameter_names(layer.forward))
-    kind, match = fuse, passes.match_layer if os.environ.get(PASSES) == "1" else match_layer
+    kind, match = fuse, match_layer
     if packed:
         kind = partial(fuse, fused_class=FusedPackedLayer)
     elif disentangled:

@@ -19,13 +19,13 @@ from hf_cpu_accel.rewrite.core.foreign_code import call_foreign
 from hf_cpu_accel.rewrite.core.fuse_each import fuse_each, refusal_to_fuse
 from hf_cpu_accel.rewrite.core.refusal import Refusal
 from hf_cpu_accel.rewrite.core.shadow_copy import Shadow
+from hf_cpu_accel.rewrite.encoder.arguments import hidden_states_of
 from hf_cpu_accel.rewrite.encoder.candidates import known_parameters
 from hf_cpu_accel.rewrite.encoder.expected_layers import is_layer
 from hf_cpu_accel.rewrite.encoder.grid_layer import FusedGridLayer, GridParts
 from hf_cpu_accel.rewrite.encoder.trace import LayerTrace
 from hf_cpu_accel.rewrite.linear.layer import PERMUTED, PackedLinear, is_permuted
 from hf_cpu_accel.rewrite.norm.match import identify_norm
-from hf_cpu_accel.rewrite.passes.arguments import hidden_states_of
 from hf_cpu_accel.tolerance import ENCODER_LAYER, FEW_ROWS
 
 STRUCTURE = Structure("grid encoder layer")

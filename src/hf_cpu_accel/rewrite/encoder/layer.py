@@ -22,8 +22,8 @@ from hf_cpu_accel.patching.fused_module import FusedModuleMixin, Reference, fuse
 from hf_cpu_accel.providers.layer import native_everywhere
 from hf_cpu_accel.rewrite.attention.masks import batch_padding
 from hf_cpu_accel.rewrite.core.packed_module import check_inference
-from hf_cpu_accel.rewrite.passes.call_form import ROTARY
-from hf_cpu_accel.rewrite.passes.parts import (
+from hf_cpu_accel.rewrite.encoder.call_form import ROTARY
+from hf_cpu_accel.rewrite.encoder.parts import (
     BIAS,
     CAUSAL,
     MASK,

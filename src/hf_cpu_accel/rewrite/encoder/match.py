@@ -16,24 +16,21 @@ from hf_cpu_accel.lazy.distance_bias import TOKENS, table_of
 from hf_cpu_accel.rewrite.core.refusal import Refusal, Refused, required
 from hf_cpu_accel.rewrite.core.shadow_copy import Shadow
 from hf_cpu_accel.rewrite.core.verify import are_probabilities, probe
-from hf_cpu_accel.rewrite.encoder.candidates import (
-    candidates,
-    layer_scale_of,
-    set_layer_scale_about_one,
-    unexplained,
-)
-from hf_cpu_accel.rewrite.encoder.trace import LayerTrace
-from hf_cpu_accel.rewrite.linear.layer import PackedLinear
-from hf_cpu_accel.rewrite.passes.arguments import (
+from hf_cpu_accel.rewrite.encoder.arguments import (
     hidden_states_of,
     may_decode,
     padded,
     passed_names,
     rotary_tables,
 )
-from hf_cpu_accel.rewrite.passes.attention import AttentionCall
-from hf_cpu_accel.rewrite.passes.call_form import ROTARY, SEQUENCES, CallForm
-from hf_cpu_accel.rewrite.passes.parts import (
+from hf_cpu_accel.rewrite.encoder.call_form import ROTARY, SEQUENCES, CallForm
+from hf_cpu_accel.rewrite.encoder.candidates import (
+    candidates,
+    layer_scale_of,
+    set_layer_scale_about_one,
+    unexplained,
+)
+from hf_cpu_accel.rewrite.encoder.parts import (
     BIAS,
     CAUSAL,
     MASK,
@@ -41,6 +38,8 @@ from hf_cpu_accel.rewrite.passes.parts import (
     EncoderSignature,
     lengthen_tables,
 )
+from hf_cpu_accel.rewrite.encoder.trace import AttentionCall, LayerTrace
+from hf_cpu_accel.rewrite.linear.layer import PackedLinear
 from hf_cpu_accel.tolerance import ENCODER_LAYER, TRACED, Closeness
 
 _HEAD_SIZES = ("head_dim", "attention_head_size")  # attributes of attention modules

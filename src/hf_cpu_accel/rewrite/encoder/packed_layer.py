@@ -17,9 +17,9 @@ from hf_cpu_accel.lazy.remember import remember
 from hf_cpu_accel.ops.encoder_layer import EncoderInputs, bound_encoder_layer
 from hf_cpu_accel.patching.fused_module import Reference
 from hf_cpu_accel.rewrite.core.packed_module import check_inference
+from hf_cpu_accel.rewrite.encoder.call_form import ROTARY, SEQUENCES
 from hf_cpu_accel.rewrite.encoder.layer import FusedEncoderLayer, accepts_rows
-from hf_cpu_accel.rewrite.passes.call_form import ROTARY, SEQUENCES
-from hf_cpu_accel.rewrite.passes.parts import BIAS, MASK
+from hf_cpu_accel.rewrite.encoder.parts import BIAS, MASK
 from hf_cpu_accel.runtime.tracing import is_tracing
 
 _MOST_PADDED = 4  # times as much memory as without padding

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from hf_cpu_accel.lazy.remember import remember
 from hf_cpu_accel.rewrite.core.grouping import disable_grouping
+from hf_cpu_accel.rewrite.encoder.parts import EncoderLayerParts
 from hf_cpu_accel.rewrite.linear.layer import PackedLinear
-from hf_cpu_accel.rewrite.passes.parts import EncoderLayerParts
 
 RELATIVE, VECTORS = "relative_pos", "rel_embeddings"  # arguments of layers
 POSITIONS = frozenset({RELATIVE, VECTORS})

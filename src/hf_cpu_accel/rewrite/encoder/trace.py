@@ -15,7 +15,6 @@ from hf_cpu_accel.rewrite.core.activations import identify, is_library_function
 from hf_cpu_accel.rewrite.core.trace import BMM, MATMUL, Listener, traced
 from hf_cpu_accel.rewrite.linear.layer import PackedLinear
 from hf_cpu_accel.rewrite.norm.match import FusedNorm, identify_norm
-from hf_cpu_accel.rewrite.passes.attention import AttentionCall, Features
 from hf_cpu_accel.tolerance import SAME_RATIO, SAME_ZERO, Closeness
 
 _OPS = torch.ops.hf_cpu_accel
@@ -37,6 +36,41 @@ _BENDS = frozenset(
 
 
 _SDPA = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale")
+
+
+@dataclass(frozen=True)
+class Features:
+    """Output features of a linear, from `first` on; their values were multiplied by `factor`."""
+
+    linear: PackedLinear
+    first: int
+    factor: float = 1.0
+
+    @property
+    def offset(self) -> int:
+        """Return their first index in the packed weight of the linear's group."""
+        return self.linear.range[0] + self.first
+
+
+@dataclass(frozen=True)
+class AttentionCall:
+    """One call of attention.
+
+    Attributes:
+        query, key, value: the features that they come from.
+        scale: factor of the scores, None if it is unknown.
+        bias: the bias of the scores, [1, heads, L, L], or None.
+        causal: whether no token attended to later ones.
+    """
+
+    query: Features
+    key: Features
+    value: Features
+    heads: int
+    head_size: int
+    scale: float | None
+    bias: Tensor | None
+    causal: bool = False
 
 
 @dataclass

@@ -18,14 +18,14 @@ from hf_cpu_accel.rewrite.core.foreign_code import call_foreign
 from hf_cpu_accel.rewrite.core.fuse_each import fuse_each, refusal_to_fuse
 from hf_cpu_accel.rewrite.core.refusal import Refusal, Refused, required
 from hf_cpu_accel.rewrite.core.shadow_copy import Shadow
+from hf_cpu_accel.rewrite.encoder.arguments import hidden_states_of
 from hf_cpu_accel.rewrite.encoder.candidates import candidates, known_parameters, layer_scale_of
 from hf_cpu_accel.rewrite.encoder.expected_layers import is_layer
+from hf_cpu_accel.rewrite.encoder.parts import EncoderLayerParts
 from hf_cpu_accel.rewrite.encoder.trace import LayerTrace
 from hf_cpu_accel.rewrite.encoder.window_layer import FusedWindowLayer, alike, compute
 from hf_cpu_accel.rewrite.linear.layer import PERMUTED, PackedLinear, is_permuted
 from hf_cpu_accel.rewrite.norm.match import identify_norm
-from hf_cpu_accel.rewrite.passes.arguments import hidden_states_of
-from hf_cpu_accel.rewrite.passes.parts import EncoderLayerParts
 
 STRUCTURE = Structure("window encoder layer")
 

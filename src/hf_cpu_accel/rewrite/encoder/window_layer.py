@@ -20,8 +20,8 @@ from hf_cpu_accel.packing.linear import QUANTIZED
 from hf_cpu_accel.patching.fused_module import FusedModuleMixin, Reference
 from hf_cpu_accel.providers.layer import native_everywhere
 from hf_cpu_accel.rewrite.core.packed_module import check_inference
+from hf_cpu_accel.rewrite.encoder.parts import EncoderLayerParts
 from hf_cpu_accel.rewrite.encoder.window_match import Run, Windows, trace_windows
-from hf_cpu_accel.rewrite.passes.parts import EncoderLayerParts
 from hf_cpu_accel.runtime.fork import new_lock
 from hf_cpu_accel.tolerance import ENCODER_LAYER, FEW_ROWS
 

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from hf_cpu_accel.check import compare
 from hf_cpu_accel.rewrite.core.grouping import disable_grouping
 from hf_cpu_accel.rewrite.core.trace import MATMUL, SOFTMAX, Listener, traced
-from hf_cpu_accel.rewrite.passes.arguments import hidden_states_of
-from hf_cpu_accel.rewrite.passes.parts import EncoderLayerParts
+from hf_cpu_accel.rewrite.encoder.arguments import hidden_states_of
+from hf_cpu_accel.rewrite.encoder.parts import EncoderLayerParts
 from hf_cpu_accel.tolerance import WINDOW_BIAS
 
 _ATTENTION = torch.ops.hf_cpu_accel.attention.default

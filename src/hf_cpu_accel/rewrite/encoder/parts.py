@@ -12,10 +12,10 @@ from torch.nn import functional
 
 from hf_cpu_accel.ops.encoder_layer import EncoderWeights, NormWeights
 from hf_cpu_accel.packing.linear import PackedWeight
+from hf_cpu_accel.rewrite.encoder.call_form import BATCH, CallForm
+from hf_cpu_accel.rewrite.encoder.trace import AttentionCall
 from hf_cpu_accel.rewrite.linear.layer import PackedLinear
 from hf_cpu_accel.rewrite.norm.match import NormSpec
-from hf_cpu_accel.rewrite.passes.attention import AttentionCall
-from hf_cpu_accel.rewrite.passes.call_form import BATCH, CallForm
 
 NormPart = tuple[nn.Module, NormSpec]
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from hf_cpu_accel.hosts.arguments import parameter_names, parameters_of, takes_cache
-from hf_cpu_accel.rewrite.passes.call_form import ROTARY, SEQUENCES
+from hf_cpu_accel.rewrite.encoder.call_form import ROTARY, SEQUENCES
 
 _DECODES = "is_decoder"  # attribute of layers that are built to be an encoder's or a decoder's
 
