@@ -12,6 +12,8 @@ from pathlib import Path
 
 import torch
 
+from hf_cpu_accel import abi
+
 
 @dataclass(frozen=True)
 class ExtensionStatus:
@@ -37,7 +39,11 @@ class ExtensionStatus:
 
 @lru_cache(maxsize=1)
 def status() -> ExtensionStatus:
-    """Load the library on the first call, and return its state."""
+    """Load the library on the first call, and return its state.
+
+    Raises:
+        ImportError: the library was built for another ABI.
+    """
     library = next(iter(sorted(Path(__file__).parent.glob("_C*.so"))), None)
     if library is None:
         return ExtensionStatus(
@@ -54,6 +60,7 @@ def status() -> ExtensionStatus:
         message = f"{library.name} does not load with torch {torch.__version__}: {error}"
         return ExtensionStatus(loaded=False, error=message, tier=None, bf16_dot=False, path=str(library))
     ops = torch.ops.hf_cpu_accel
+    _check_abi(library.name, ops.abi_version() if hasattr(ops, "abi_version") else None)
     # Without the OpenMP backend, the fused ops use one thread: see csrc/team.h.
     ops.run_together("ATen parallel backend: OpenMP" in torch.__config__.parallel_info())
     return ExtensionStatus(
@@ -63,6 +70,17 @@ def status() -> ExtensionStatus:
         bf16_dot=ops.bf16_dot(),
         path=str(library),
         without_tiles=ops.without_tiles() or None,
+    )
+
+
+def _check_abi(library: str, version: int | None) -> None:
+    """Refuse a library that reads other numbers than `abi` describes. Its ops are registered, so references cannot replace them."""
+    if version == abi.VERSION:
+        return
+    built_for = "an ABI without a version" if version is None else f"ABI {version:012x}"
+    raise ImportError(
+        f"{library} was built for {built_for}, and this version of hf_cpu_accel has ABI {abi.VERSION:012x}: rebuild the kernels "
+        "(`make kernels` in a clone), or install the package again"
     )
 
 

@@ -60,6 +60,7 @@ def test_any_changed_file_changes_the_key(tmp_path: Path) -> None:
         "packing/convolution.py",
         "packing/winograd.py",
         "csrc/ops/tiles.h",
+        "abi.py",
     )
     for name in changed:
         path = copy / name

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from hf_cpu_accel.abi import LayerLayout, columns
 from hf_cpu_accel.ops.attention import attention
-from hf_cpu_accel.ops.decoder.bind import LAYOUT
 from hf_cpu_accel.ops.encoder_layer import EncoderInputs
 from hf_cpu_accel.ops.kv_cache import from_storage, to_storage
 from hf_cpu_accel.ops.linear import ACTIVATIONS
@@ -101,14 +101,14 @@ def test_decoder_layers(message: str, changed: dict[str, Any]) -> None:
     [
         ("activation", "activation", len(ACTIVATIONS)),
         ("activation", "activation", -1),
-        ("no kind", "attention_norm_kind", 3),
-        ("no kind", "query_norm_kind", -1),
+        ("no kind", "attention_norm.kind", 3),
+        ("no kind", "query_norm.kind", -1),
         ("no kind", "key_norm_scope", 3),
         ("relative", "relative", 0),
         ("window", "window", -1),
         ("rotary has no table", "rotary", 1 << 62),
-        ("outside of the qkv", "query_stride", 1 << 62),
-        ("elements that vectors does not have", "qkv_bias", LARGEST),
+        ("outside of the qkv", "query.stride", 1 << 62),
+        ("elements that vectors does not have", "qkv.bias", LARGEST),
         ("heads must be a multiple", "heads", 1 << 62),
         ("input and", "intermediate_features", 1 << 62),
     ],
@@ -116,7 +116,7 @@ def test_decoder_layers(message: str, changed: dict[str, Any]) -> None:
 def test_decoder_layers_with_a_layout_that_bind_did_not_write(message: str, name: str, value: int) -> None:
     call = call_of(DecoderCase())
     layout = call.layers.layout.clone()
-    layout[0, LAYOUT.index(name)] = value
+    layout[0, columns(LayerLayout).index(name)] = value
     with pytest.raises(RuntimeError, match=message):
         decoder_layers(DecoderCase(), layout=layout)
 

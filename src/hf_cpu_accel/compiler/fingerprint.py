@@ -8,8 +8,9 @@ from pathlib import Path
 
 from hf_cpu_accel.runtime.files import PACKAGE
 
-# The passes; the shapes, strides and arguments of the ops; the layout of packed weights; the interface of generated code.
-_SOURCES = ("compiler/**/*.py", "ops/**/*.py", "packing/**/*.py", "csrc/ops/tiles.h")
+# The passes; the shapes, strides and arguments of the ops; the layout of packed weights; the interface of generated code;
+# enumerations and structs that ops receive as numbers.
+_SOURCES = ("compiler/**/*.py", "ops/**/*.py", "packing/**/*.py", "csrc/ops/tiles.h", "abi.py")
 
 
 @lru_cache(maxsize=1)

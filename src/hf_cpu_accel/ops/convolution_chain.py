@@ -10,7 +10,6 @@ from Python takes half as long as the arithmetic. Depthwise convolutions (Howard
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,9 +18,9 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 
+from hf_cpu_accel.abi import POINTWISE_ACTIVATIONS, STEP_KINDS, SidesLayout, StepLayout, numbers
 from hf_cpu_accel.ops.chain.reference import chain_reference, output_shape
 from hf_cpu_accel.ops.chain.steps import (
-    KINDS,
     POINTWISE,
     AffineStep,
     ChannelsStep,
@@ -87,6 +86,7 @@ def bind(steps: Sequence[Step], *, narrow: bool) -> BoundConvolutions:
         return len(parts) - 1
 
     layout: list[int] = []
+    weight: Tensor | None
     for number, step in enumerate(steps):
         for name in ("source", "residual"):
             image = getattr(step, name, None)
@@ -99,8 +99,7 @@ def bind(steps: Sequence[Step], *, narrow: bool) -> BoundConvolutions:
             bias = step.bias
             if step.is_grouped:
                 bias = torch.zeros(step.weight.out_features) if bias is None else bias.float()
-            layout += [KINDS.index(step.kind), place(step.weight.data), place(step.weight.scale), place(bias)]
-            layout += [place(None if step.range is None else torch.tensor(step.range, dtype=torch.float32))]
+            weight, scale, range = step.weight.data, step.weight.scale, step.range
         else:
             activation = getattr(step, "activation", "none")
             if activation not in POINTWISE:
@@ -108,8 +107,16 @@ def bind(steps: Sequence[Step], *, narrow: bool) -> BoundConvolutions:
                     f"steps[{number}]: activation={activation!r}: must be one of {', '.join(POINTWISE)}"
                 )
             weight, bias = _vectors(step)
-            layout += [KINDS.index(step.kind), place(weight), -1, place(bias), -1]
-        layout += _images_and_window(step)
+            scale = range = None
+        step_layout = StepLayout(
+            kind=STEP_KINDS.index(step.kind),
+            weight=place(weight),
+            scale=place(scale),
+            bias=place(bias),
+            range=place(None if range is None else torch.tensor(range, dtype=torch.float32)),
+            **_images_and_window(step),
+        )
+        layout += numbers(step_layout)
     return BoundConvolutions(parts, layout, narrow)
 
 
@@ -120,20 +127,22 @@ def _vectors(step: Step) -> tuple[Tensor | None, Tensor | None]:
     return (torch.tensor(step.numbers, dtype=torch.int32) if isinstance(step, ChannelsStep) else None), None
 
 
-def _images_and_window(step: Step) -> list[int]:
-    """Return the numbers of the layout from `source` on."""
+def _images_and_window(step: Step) -> dict[str, Any]:
+    """Return the fields of the layout from `source` on."""
     one, none = (1, 1), (0, 0)
     residual = getattr(step, "residual", None)
-    activation = list(POINTWISE).index(getattr(step, "activation", "none"))
-    channels = step.weight.out_features if isinstance(step, ConvolutionStep) else step.channels
+    windows = {"size": one, "stride": one, "padding": none, "dilation": one, "more": none}
+    if isinstance(step, (ConvolutionStep, PoolingStep)):
+        windows |= {"size": step.kernel_size, "stride": step.stride, "padding": step.padding}
     if isinstance(step, ConvolutionStep):
-        windows = (step.kernel_size, step.stride, step.padding, step.dilation, step.more)
-    elif isinstance(step, PoolingStep):
-        windows = (step.kernel_size, step.stride, step.padding, one, none)
-    else:
-        windows = (one, one, none, one, none)
-    numbers = itertools.chain.from_iterable(windows)
-    return [step.source, -1 if residual is None else residual, channels, activation, *numbers]
+        windows |= {"dilation": step.dilation, "more": step.more}
+    return {
+        "source": step.source,
+        "residual": -1 if residual is None else residual,
+        "out_channels": step.weight.out_features if isinstance(step, ConvolutionStep) else step.channels,
+        "activation": POINTWISE_ACTIVATIONS.index(getattr(step, "activation", "none")),
+        **{name: SidesLayout(rows=rows, columns=columns) for name, (rows, columns) in windows.items()},
+    }
 
 
 def convolutions(input: Tensor, bound: BoundConvolutions) -> Tensor:

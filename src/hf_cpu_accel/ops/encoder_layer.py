@@ -13,7 +13,7 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 
-from hf_cpu_accel.ops.decoder.checks import NORM_KINDS
+from hf_cpu_accel.abi import NORM_KINDS
 from hf_cpu_accel.ops.encoder_layer_reference import INPUTS, SCHEMA, encoder_layer_reference
 from hf_cpu_accel.ops.kept import Kept, can_keep
 from hf_cpu_accel.ops.linear import check_activation, check_input

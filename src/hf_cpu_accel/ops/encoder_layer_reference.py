@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hf_cpu_accel.abi import NORM_KINDS
 from hf_cpu_accel.ops.attention import attention_reference
-from hf_cpu_accel.ops.decoder.checks import NORM_KINDS
 from hf_cpu_accel.ops.linear import ACTIVATIONS, linear_reference
 from hf_cpu_accel.ops.registry import by_name
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from hf_cpu_accel.abi import REDUCTIONS
 from hf_cpu_accel.ops.derivatives import needs_gradient, refuse_tangents
 from hf_cpu_accel.ops.registry import declare
 from hf_cpu_accel.ops.sparse_reference import (
@@ -27,7 +28,6 @@ from hf_cpu_accel.ops.sparse_reference import (
     spmm_reduce_reference,
 )
 
-REDUCTIONS = ("sum", "mean", "min", "max")
 KERNEL_DTYPES = (torch.float32, torch.bfloat16)
 Transposed = tuple[Tensor, Tensor, Tensor]
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from hf_cpu_accel.abi import LayerLayout, columns
 from hf_cpu_accel.ops.decoder.layers import bind
 from tests.ops.decoder.bounds import bound_of, close
 from tests.ops.decoder.call import Call
@@ -101,11 +102,9 @@ def test_padding_and_rows_are_refused(op: str) -> None:
     "column", ["conv_input", "gate", "decay", "kind", "key_dim", "channels", "taps", "conv_weight"]
 )
 def test_a_layout_that_is_not_of_bind_is_refused(column: str) -> None:
-    from hf_cpu_accel.ops.decoder.bind import LAYOUT
-
     for value in (-1, 2**40):
         call = _call("state_space", Case())
-        call.layers.layout[0, LAYOUT.index(f"recurrence_{column}")] = value
+        call.layers.layout[0, columns(LayerLayout).index(f"recurrence.{column}")] = value
         with pytest.raises(RuntimeError, match="hf_cpu_accel::decoder_layers"):
             call.run()
 
@@ -113,8 +112,8 @@ def test_a_layout_that_is_not_of_bind_is_refused(column: str) -> None:
 @pytest.mark.parametrize(
     "column",
     [
-        "selected",
-        "steps",
+        "selected.weight",
+        "steps.weight",
         "selected_features",
         "rest_features",
         "key_dim",
@@ -125,11 +124,9 @@ def test_a_layout_that_is_not_of_bind_is_refused(column: str) -> None:
     ],
 )
 def test_a_layout_of_a_selective_scan_that_is_not_of_bind_is_refused(column: str) -> None:
-    from hf_cpu_accel.ops.decoder.bind import LAYOUT
-
     for value in (-1, 2**40) if column != "rest_features" else (1, 2**40):
         call = _call("selective_scan", Case())
-        call.layers.layout[0, LAYOUT.index(f"recurrence_{column}")] = value
+        call.layers.layout[0, columns(LayerLayout).index(f"recurrence.{column}")] = value
         with pytest.raises(RuntimeError, match="hf_cpu_accel::decoder_layers"):
             call.run()
 

@@ -10,6 +10,7 @@ import torch
 from torch.fx import Node
 
 from hf_cpu_accel import extension
+from hf_cpu_accel.abi import VERSION
 
 aten = torch.ops.aten
 _VIEWS = (
@@ -27,13 +28,13 @@ static const hf_cpu_accel_tiles::Library& hf_cpu_accel_library() {
         StableIValue address = 0;
         const bool failed = aoti_torch_call_dispatcher("hf_cpu_accel::tile_library", "", &address);
         const auto* found = failed ? nullptr : reinterpret_cast<const hf_cpu_accel_tiles::Library*>(address);
-        if (!found || found->version != hf_cpu_accel_tiles::version)
+        if (!found || found->version != hf_cpu_accel_tiles::version || found->abi != ABI_VERSION)
             throw std::runtime_error("this code was compiled for another version of hf_cpu_accel; compile it again");
         return found;
     }();
     return *library;
 }
-"""
+""".replace("ABI_VERSION", str(VERSION))
 
 
 # With AOTInductor and `cpp_wrapper` all functions of a graph are in one file.
@@ -66,10 +67,10 @@ class Source:
 
 
 def struct(kind: str, fields: dict[str, Any]) -> str:
-    """Return the source of a constant `call` of a struct of tiles.h, with `fields` in its order, and store and context added."""
+    """Return the source of a `call` of a struct of tiles.h, with `fields` by name, and store and context added."""
     fields = {**fields, "store": "callback", "context": "const_cast<void*>(static_cast<const void*>(&store))"}
-    listed = "".join(f"    /* {name} */ {value},\n" for name, value in fields.items())
-    return f"const hf_cpu_accel_tiles::{kind} call{{\n{listed}}};"
+    assignments = "".join(f"call.{name} = {value};\n" for name, value in fields.items())
+    return f"hf_cpu_accel_tiles::{kind} call{{}};\n{assignments}"
 
 
 def has_pointwise_user(node: Node) -> bool:

@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
+from hf_cpu_accel.abi import ACTIVATIONS, WEIGHT_KINDS
 from hf_cpu_accel.compiler.lowerings.library import HEADER, Source, has_pointwise_user, struct
 from hf_cpu_accel.compiler.torch_private import templates
-from hf_cpu_accel.ops.linear import ACTIVATIONS
-from hf_cpu_accel.packing.linear import DTYPES, PANEL_FEATURES, dtype_of
+from hf_cpu_accel.packing.linear import PANEL_FEATURES, dtype_of
 
 ours = torch.ops.hf_cpu_accel
 
@@ -82,28 +82,36 @@ def _product(
             "out_features": out_features,
             "input": source.rows("input"),
             "residual": source.rows("residual"),
-            "first": _weight(source, "first"),
-            "second": _weight(source, "second"),
-            "activation": list(ACTIVATIONS).index(activation),
+            **_weight(source, "first"),
+            **_weight(source, "second"),
+            "activation": ACTIVATIONS.index(activation),
             "gated": str(gated).lower(),
             "gate_last": str(gate_last).lower(),
         }
-        return struct("Product", fields) + "\nhf_cpu_accel_library().multiply(call);"
+        return struct("Product", fields) + "hf_cpu_accel_library().multiply(call);"
 
     full = PANEL_FEATURES if out_features % PANEL_FEATURES == 0 else None
     template = templates.TileTemplate(buffers, layout, PANEL_FEATURES, full, HEADER, call)
     return templates.shaped(templates.in_tiles(template), sizes)
 
 
-def _weight(source: Source, name: str) -> str:
-    """Return the source of the struct Weight."""
-    kind, group = _form(source.buffers[f"{name}_weight"]) if f"{name}_weight" in source.buffers else (0, 0)
-    data, scale = (source.address(f"{name}_{part}") for part in ("weight", "scale"))
-    return f"{{{data}, {kind}, {group}, {scale}, {source.rows(f'{name}_bias')}}}"
+def _weight(source: Source, name: str) -> dict[str, Any]:
+    """Return the fields of the struct Weight of that name; none for an absent weight."""
+    if f"{name}_weight" not in source.buffers:
+        return {}
+    kind, group = _form(source.buffers[f"{name}_weight"])
+    fields = {
+        "data": source.address(f"{name}_weight"),
+        "kind": kind,
+        "group": group,
+        "scale": source.address(f"{name}_scale"),
+        "bias": source.rows(f"{name}_bias"),
+    }
+    return {f"{name}.{field}": value for field, value in fields.items()}
 
 
 def _form(weight: Any) -> tuple[int, int]:
-    """Return the index of the packed weight's dtype in the library, and the number of input features per multiplier of int4."""
+    """Return the number of the kind of a packed weight, and the number of input features per multiplier of int4."""
     sizes = [int(size) for size in weight.get_size()]
     dtype = dtype_of(torch.empty(sizes, dtype=weight.get_dtype(), device="meta"))
-    return DTYPES.index(dtype), (sizes[2] - PANEL_FEATURES) // 16 if dtype == "int4" else 0
+    return WEIGHT_KINDS.index(dtype), (sizes[2] - PANEL_FEATURES) // 16 if dtype == "int4" else 0

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from hf_cpu_accel.abi import NORM_KINDS
 from hf_cpu_accel.compiler.passes.linear import LinearCall
 from hf_cpu_accel.compiler.passes.match import (
     VIEWS,
@@ -29,7 +30,6 @@ from hf_cpu_accel.compiler.passes.match import (
     value,
 )
 from hf_cpu_accel.compiler.rewriter import Rewriter, aten
-from hf_cpu_accel.ops.decoder.checks import NORM_KINDS
 from hf_cpu_accel.packing.linear import PANEL_FEATURES, dtype_of
 
 ours = torch.ops.hf_cpu_accel

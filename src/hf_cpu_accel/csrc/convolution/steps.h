@@ -1,4 +1,4 @@
-// Steps of the op `convolutions`, as its layout has them, what is asked of them, and who reads what they make.
+//|| step.size.columns > 1// Steps of the op `convolutions`, as its layout has them, what is asked of them, and who reads what they make.
 #pragma once
 #include <algorithm>
 #include <limits>
@@ -11,39 +11,33 @@
 
 namespace hfca {
 
-// What a step makes of its source: see ops/chain/steps.py, which has the numbers.
-enum class StepKind : int64_t { convolution, max_pooling, grouped, mean, sum, product, channels, affine, average_pooling, average_within };
-constexpr int64_t step_kinds = 10;
-
 // One row of the layout of `convolutions`. With a range its output is an image in bytes.
-struct ChainStep {
-  int64_t kind, weight, scale, bias, range, source, residual, out_channels, activation, size[2], stride[2], padding[2], dilation[2],
-      more[2];
-
+struct ChainStep : StepLayout {
   bool is(StepKind of) const { return kind == static_cast<int64_t>(of); }
-  bool pools() const { return is(StepKind::max_pooling) || is(StepKind::average_pooling) || is(StepKind::average_within); }
+  bool pools() const { return is(StepKind::max_pooling) || is(StepKind::average_pooling) || is(StepKind::average_pooling_within); }
   // On images of that size.
-  Window window(const char* op, const Images& source) const { return {side(op, 0, source.height), side(op, 1, source.width)}; }
+  Window window(const char* op, const Images& source) const {
+    return {side(op, &SidesLayout::rows, source.height), side(op, &SidesLayout::columns, source.width)};
+  }
   // Pixels beside the image that windows may reach.
-  int64_t border() const { return std::max(border_of(0), border_of(1)); }
+  int64_t border() const { return std::max(border_of(&SidesLayout::rows), border_of(&SidesLayout::columns)); }
 
  private:
+  using Side = int64_t SidesLayout::*;
   static constexpr int64_t same = -1;  // of `more`: as many zeros as same_padding of ops/chain/reference.py says
 
-  WindowSide side(const char* op, int number, int64_t pixels) const {
+  WindowSide side(const char* op, Side of, int64_t pixels) const {
     constexpr int64_t most = 1 << 20;
-    WindowSide found = side_of(op, size[number], stride[number], padding[number], dilation[number]);
-    STD_TORCH_CHECK(more[number] >= same && more[number] <= most, "hf_cpu_accel::", op, ": further padding must not be negative");
-    found.more = more[number];
+    WindowSide found = side_of(op, size.*of, stride.*of, padding.*of, dilation.*of);
+    STD_TORCH_CHECK(more.*of >= same && more.*of <= most, "hf_cpu_accel::", op, ": further padding must not be negative");
+    found.more = more.*of;
     if (found.more != same) return found;
     const int64_t outputs = (pixels + found.stride - 1) / found.stride;
     const int64_t zeros = std::max((outputs - 1) * found.stride + found.dilation * (found.size - 1) + 1 - pixels, int64_t{0});
     found.padding = zeros / 2, found.more = zeros % 2;
     return found;
   }
-  int64_t border_of(int number) const {
-    return more[number] == same ? (size[number] - 1) * dilation[number] : padding[number] + more[number];
-  }
+  int64_t border_of(Side of) const { return more.*of == same ? (size.*of - 1) * dilation.*of : padding.*of + more.*of; }
 };
 
 constexpr size_t step_numbers = sizeof(ChainStep) / sizeof(int64_t);
@@ -104,7 +98,7 @@ Readers readers_of(const char* op, const ChainStep* steps, size_t count, int64_t
     if (is_winograd(*weight) && step.residual >= 0) bordered[static_cast<size_t>(step.residual)] = false;
     readers.wanted[source].border = std::max(readers.wanted[source].border, step.border());
     const WeightKind kind = kind_of(*weight, op);
-    const bool several = step.size[0] > 1 || step.size[1] > 1;
+    const bool several = step.size.rows > 1 || step.size.columns > 1;
     readers.dense_input |= step.source == 0 && (is_winograd(*weight) || !gathers(kind, channels, several));
     if (kind != WeightKind::int8_image) continue;
     Wanted& of = readers.wanted[source];
@@ -129,10 +123,11 @@ inline ByteSteps known_steps(const char* op, const Tensor& range) {
 // The weight of a convolution in groups, [pixels of the window, channels of a group, channels].
 inline const float* grouped_weight(const char* op, const ChainStep& step, const Images& source, const Tensor& weight) {
   const bool shaped = weight.scalar_type() == ScalarType::Float && weight.is_contiguous() && weight.dim() == 3;
-  const bool fits = shaped && weight.size(0) == step.size[0] * step.size[1] && weight.size(2) == source.channels && weight.size(1) > 0 &&
-                    source.channels % weight.size(1) == 0;
+  const bool fits = shaped && weight.size(0) == step.size.rows * step.size.columns && weight.size(2) == source.channels &&
+                    weight.size(1) > 0 && source.channels % weight.size(1) == 0;
   STD_TORCH_CHECK(fits && step.out_channels == source.channels, "hf_cpu_accel::", op, ": the weight of groups is float32 [",
-                  step.size[0] * step.size[1], ", channels of a group, ", source.channels, "], and there are as many output channels");
+                  step.size.rows * step.size.columns, ", channels of a group, ", source.channels,
+                  "], and there are as many output channels");
   return static_cast<const float*>(weight.const_data_ptr());
 }
 

@@ -1,9 +1,9 @@
 // From the op's arguments to the layers, the cache and the rotary tables that the kernels work on.
 #pragma once
+#include "../abi.h"
 #include "../attention/arguments.h"
 #include "../experts/arguments.h"
 #include "decoder_layers.h"
-#include "layout.h"
 
 namespace hfca {
 
@@ -35,14 +35,12 @@ struct LayerArguments {
   }
 
   OptionalNorm norm(const NormLayout& n, double eps, int64_t features) const {
-    STD_TORCH_CHECK(0 <= n.kind && n.kind <= static_cast<int64_t>(NormKind::rms_norm),
-                    "hf_cpu_accel::decoder_layers: layout names a norm of no kind");
+    STD_TORCH_CHECK(0 <= n.kind && n.kind < norm_kinds, "hf_cpu_accel::decoder_layers: layout names a norm of no kind");
     return optional_norm(n.kind, array(n.weight, features), array(n.bias, features), eps, features);
   }
 
   HeadNorm head_norm(const NormLayout& n, int64_t scope, double eps, int64_t heads, int64_t head_dim) const {
-    STD_TORCH_CHECK(0 <= n.kind && n.kind <= static_cast<int64_t>(NormKind::rms_norm) && 0 <= scope &&
-                        scope <= static_cast<int64_t>(NormScope::all_heads),
+    STD_TORCH_CHECK(0 <= n.kind && n.kind < norm_kinds && 0 <= scope && scope < norm_scopes,
                     "hf_cpu_accel::decoder_layers: layout names a norm of heads of no kind");
     HeadNorm norm;
     norm.kind = static_cast<NormKind>(n.kind), norm.scope = static_cast<NormScope>(scope);
@@ -70,7 +68,7 @@ inline void check_activation(int64_t number) {
 inline void take_experts(DecoderLayer& layer, const LayerArguments& arguments, const LayerLayout& l, const LayerScalars& s, int64_t tokens,
                          int64_t features) {
   check_activation(l.experts_activation);
-  STD_TORCH_CHECK(l.experts <= INT32_MAX && 0 <= l.scoring && l.scoring <= static_cast<int64_t>(Scoring::sigmoid),
+  STD_TORCH_CHECK(l.experts <= INT32_MAX && 0 <= l.scoring && l.scoring < scorings,
                   "hf_cpu_accel::decoder_layers: layout names a scoring that there is not");
   const int64_t width = times_features(l.experts_gated ? 2 : 1, l.expert_features);
   layer.mixture =
@@ -103,7 +101,7 @@ inline TokenHeads token_heads_of(const LayerArguments& arguments, const LayerLay
                   "hf_cpu_accel::decoder_layers: values that are normalized have at most ", largest_head_dim, " features");
   t.rotary_dim = l.rotary_dim, t.interleaved = l.rotary_interleaved != 0;
   t.sub_norm = arguments.head_norm(l.attention_sub_norm, l.attention_sub_norm_scope, s.attention_sub_norm_eps, l.heads, l.value_dim);
-  STD_TORCH_CHECK(0 <= l.gate_activation && l.gate_activation <= static_cast<int64_t>(GateActivation::softplus),
+  STD_TORCH_CHECK(0 <= l.gate_activation && l.gate_activation < gate_activations,
                   "hf_cpu_accel::decoder_layers: layout names an activation of gates that there is not");
   if (l.gate_activation == 0) return t;
   STD_TORCH_CHECK(l.gate_dim == 1 || l.gate_dim == l.value_dim, "hf_cpu_accel::decoder_layers: a gate has 1 or ", l.value_dim,

@@ -7,8 +7,6 @@
 
 namespace hfca {
 
-enum class NormScope : int { head = 0, head_with_its_own_weights, all_heads };
-
 struct HeadNorm {
   NormKind kind = NormKind::none;
   NormScope scope = NormScope::head;
@@ -22,8 +20,6 @@ struct HeadOffsets {
 
   int64_t at(int64_t head, int64_t group) const { return first + head / group * stride + head % group * head_stride; }
 };
-
-enum class GateActivation : int { none = 0, sigmoid, softplus };  // none: there is no gate
 
 // What the heads of attention's output are multiplied by: activation of as many features as a value has, or of one for a whole head.
 struct OutputGate {

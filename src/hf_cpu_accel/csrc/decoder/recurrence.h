@@ -9,8 +9,6 @@
 
 namespace hfca {
 
-enum class RecurrenceKind : int64_t { none, short_convolution, gated_delta_net, state_space, selective_scan };
-
 struct Recurrence {
   RecurrenceKind kind = RecurrenceKind::none;
   Gemm rest;  // a second product of the same input, for what the first does not give; n = 0: none

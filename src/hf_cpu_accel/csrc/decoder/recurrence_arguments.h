@@ -32,8 +32,7 @@ inline Recurrence recurrence_of(const LayerArguments& arguments, const LayerLayo
                                 int64_t length, int64_t features, const Tensor& conv_state, const Tensor& state) {
   const RecurrenceLayout& l = layout.recurrence;
   const auto is_size = [](int64_t size) { return 1 <= size && size <= INT32_MAX; };
-  STD_TORCH_CHECK(l.kind <= static_cast<int64_t>(RecurrenceKind::selective_scan) && l.kind > 0,
-                  "hf_cpu_accel::decoder_layers: layout names a recurrence of no kind");
+  STD_TORCH_CHECK(0 < l.kind && l.kind < recurrence_kinds, "hf_cpu_accel::decoder_layers: layout names a recurrence of no kind");
   STD_TORCH_CHECK(is_size(l.channels) && is_size(l.taps), "hf_cpu_accel::decoder_layers: a recurrence needs channels and taps");
   Recurrence r;
   r.kind = static_cast<RecurrenceKind>(l.kind);

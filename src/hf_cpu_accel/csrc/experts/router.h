@@ -9,8 +9,6 @@ namespace hfca {
 
 constexpr int64_t max_top_k = 64;
 
-enum class Scoring : int { softmax = 0, sigmoid };
-
 // The scores' way to weights: see ops/decoder/parts.py.
 struct Router {
   Gemm logits;  // the weight side: a feature per expert, and one more for the gate of the shared expert if `gates_shared`

@@ -6,10 +6,8 @@
 namespace hfca {
 
 inline Activation activation_of(const std::string& name, const char* op) {
-  const char* const names[] = {"none", "gelu",  "gelu_tanh", "relu",      "silu",       "quick_gelu",
-                               "tanh", "relu2", "relu6",     "hardswish", "leaky_relu", "leaky_relu_tenth"};
   for (int i = 0; i < activations; ++i)
-    if (name == names[i]) return static_cast<Activation>(i);
+    if (name == activation_names[i]) return static_cast<Activation>(i);
   STD_TORCH_CHECK(false, "hf_cpu_accel::", op, ": unknown activation '", name, "'");
   return Activation::none;
 }

@@ -17,6 +17,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "../abi.h"  // WeightKind, Activation
+
 namespace hfca {
 
 constexpr int panel_columns = 32;
@@ -29,22 +31,6 @@ __attribute__((always_inline)) inline float widened(uint16_t bfloat16) {
   std::memcpy(&value, &bits, sizeof(value));
   return value;
 }
-
-// int8_weight: the values of int8, with input in twice as many bits. int4: see int4.h; affine: affine.h. int8_image: of convolutions; the input becomes bytes by image, or is bytes already
-// (convolution/quantize.h), in runs. float32_rows: not packed, see float_rows.h.
-enum class WeightKind : int {
-  // clang-format off
-  float32 = 0, bfloat16, int8, int8_weight, int4, int8_image, affine4, affine8, float32_rows
-  // clang-format on
-};
-constexpr int weight_kinds = 9;
-// sigmoid and hardsigmoid: of pixels (convolution/pointwise.h), not of products.
-enum class Activation : int {
-  // clang-format off
-  none = 0, gelu, gelu_tanh, relu, silu, quick_gelu, tanh, relu2, relu6, hardswish, leaky_relu, leaky_relu_tenth, sigmoid, hardsigmoid
-  // clang-format on
-};
-constexpr int activations = 12, pointwise_activations = 14;
 
 // A float32 or bfloat16 array.
 struct Array {

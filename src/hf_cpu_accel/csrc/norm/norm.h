@@ -9,8 +9,6 @@
 
 namespace hfca {
 
-enum class NormKind : int { none = 0, layer_norm, rms_norm };
-
 struct Norm {
   int64_t columns = 0;
   Matrix input, residual, sum, output;  // residual.data and sum.data: both null or both not; sum has the input's type

@@ -60,7 +60,7 @@ struct KeptLayer {
 };
 
 OptionalNorm norm_of(int64_t kind, const NormArguments& n, int64_t features) {
-  STD_TORCH_CHECK(0 <= kind && kind <= 2,
+  STD_TORCH_CHECK(0 <= kind && kind < norm_kinds,
                   "hf_cpu_accel::encoder_layer: norms must be of the kinds 0 (none), 1 (layer norm) or 2 (RMS norm)");
   return optional_norm(kind, as_vector(n.weight, features, op, "norm weight"), as_vector(n.bias, features, op, "norm bias"), n.eps,
                        features);

@@ -1,4 +1,5 @@
 // The ops on messages of several parts: schema, checks, call. See ops/messages/ for what they compute.
+#include <iterator>
 #include <tuple>
 
 #include "../sparse/arguments.h"
@@ -70,8 +71,8 @@ std::tuple<Tensor, Tensor> message_reduce(const Tensor& rowptr, const OptionalTe
   MessageMemory keep(x);
   MessageReduce r;
   r.message = message_of(op, rowptr, col, order, x, target, edge, relu, keep);
-  const std::vector<int> wanted = parse(reduces, {"sum", "mean", "min", "max", "var", "std"}, op);
-  STD_TORCH_CHECK(!wanted.empty() && wanted.size() <= most_aggregates, "hf_cpu_accel::message_reduce: one to six reductions");
+  const std::vector<int> wanted = parse(reduces, {std::begin(aggregate_names), std::end(aggregate_names)}, op);
+  STD_TORCH_CHECK(!wanted.empty() && wanted.size() <= aggregates, "hf_cpu_accel::message_reduce: one to six reductions");
   for (int w : wanted) r.wanted[r.count++] = static_cast<Aggregate>(w);
   Tensor output = empty_of(x, {r.message.graph.rows, r.count * r.message.features});
   Tensor ties = empty_float32({with_ties ? r.message.graph.rows : 0, 2 * r.message.features});

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "../abi.h"
 #include "../buffers.h"
 #include "../dispatch.h"
 #include "../op.h"
@@ -15,6 +16,7 @@ namespace hfca {
 namespace {
 
 std::string tier() { return dispatch().tier; }
+int64_t abi_version() { return current_abi; }
 bool bf16_dot() { return dispatch().bf16_dot; }
 std::string without_tiles() { return dispatch().without_tiles ? dispatch().without_tiles : ""; }
 bool run_together(bool together) { return threads_run_together() = together; }
@@ -64,6 +66,7 @@ double measure_read_bandwidth(int64_t threads, int64_t megabytes) {
 }  // namespace hfca
 
 HFCA_OP_WITHOUT_TENSORS(tier, "() -> str")
+HFCA_OP_WITHOUT_TENSORS(abi_version, "() -> int")
 HFCA_OP_WITHOUT_TENSORS(built_tiers, "() -> str")
 HFCA_OP_WITHOUT_TENSORS(bf16_dot, "() -> bool")
 HFCA_OP_WITHOUT_TENSORS(without_tiles, "() -> str")

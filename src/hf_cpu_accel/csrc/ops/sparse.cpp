@@ -1,6 +1,7 @@
 // The ops on graphs in compressed sparse rows: schema, checks, call. See ops/sparse.py for what they compute.
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <tuple>
 
 #include "../sparse/arguments.h"
@@ -10,11 +11,9 @@ namespace hfca {
 namespace {
 
 Reduce reduce_of(const std::string& name, const char* op) {
-  if (name == "sum") return Reduce::sum;
-  if (name == "mean") return Reduce::mean;
-  if (name == "min") return Reduce::min;
-  STD_TORCH_CHECK(name == "max", "hf_cpu_accel::", op, ": reduce must be sum, mean, min or max");
-  return Reduce::max;
+  const auto known = std::find(std::begin(reduce_names), std::end(reduce_names), name);
+  STD_TORCH_CHECK(known != std::end(reduce_names), "hf_cpu_accel::", op, ": reduce must be sum, mean, min or max");
+  return static_cast<Reduce>(known - reduce_names);
 }
 
 // The values [edges] or [edges, heads] of `s`.

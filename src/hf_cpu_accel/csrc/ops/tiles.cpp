@@ -36,7 +36,7 @@ void multiply(const tiles::Product& product) {
 }
 
 int64_t tile_library() {
-  static const tiles::Library functions{tiles::version, &multiply};
+  static const tiles::Library functions{tiles::version, current_abi, &multiply};
   return reinterpret_cast<int64_t>(&functions);
 }
 

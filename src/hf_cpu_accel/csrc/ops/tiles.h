@@ -6,7 +6,7 @@
 namespace hf_cpu_accel_tiles {
 
 // Another number whenever something below changes: what was compiled for one library is not run by another.
-constexpr int64_t version = 3;
+constexpr int64_t version = 4;
 
 // Rows of float32 or bfloat16 (then of 16-bit halves), `stride` elements from one to the next; a vector is one row.
 struct Rows {
@@ -18,7 +18,7 @@ struct Rows {
 // A weight as packing/linear.py packs it, and what is added to the products.
 struct Weight {
   const void* data;
-  int32_t kind;        // WeightKind of csrc/gemm/gemm.h
+  int32_t kind;        // WeightKind of csrc/abi.h
   int64_t group;       // int4: input features that share a multiplier
   const float* scale;  // integers: [2][out_features], multipliers and sums
   Rows bias;
@@ -33,7 +33,7 @@ struct Product {
   int64_t rows, in_features, intermediate_features, out_features;
   Rows input, residual;
   Weight first, second;  // second.data is null for one linear
-  int32_t activation;    // Activation of csrc/gemm/gemm.h
+  int32_t activation;    // Activation of csrc/abi.h
   bool gated, gate_last;
   Store store;
   void* context;
@@ -41,6 +41,7 @@ struct Product {
 
 struct Library {
   int64_t version;
+  int64_t abi;  // current_abi of csrc/abi.h, whose numbers weights and products have
   void (*multiply)(const Product&);
 };
 

@@ -17,14 +17,10 @@ struct Message {
   int64_t edge_row(int64_t entry) const { return order ? order[entry] : entry; }
 };
 
-// var is that of all the messages of a row (divided by their number); std is its root, and 0 where var is at most 1e-5.
-enum class Aggregate : int { sum = 0, mean, min, max, var, std };
-constexpr int most_aggregates = 6;
-
 struct MessageReduce {
   Message message;
   int count = 0;
-  Aggregate wanted[most_aggregates];
+  Aggregate wanted[aggregates];
   Matrix output;          // row i: `count` groups of features
   float* ties = nullptr;  // may be null: row i: how many messages reach the minimum, and how many the maximum
 

@@ -10,8 +10,6 @@
 
 namespace hfca {
 
-enum class Reduce : int { sum = 0, mean, min, max };
-
 struct Csr {
   const int32_t* rowptr = nullptr;
   const int32_t* col = nullptr;  // null: edge e has row e of x to itself

@@ -3,30 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from hf_cpu_accel.ops.chain.steps import KINDS, LAYOUT, POINTWISE, SAME, WINDOW
+from hf_cpu_accel.abi import POINTWISE_ACTIVATIONS, STEP_KINDS, StepLayout, columns, read
+from hf_cpu_accel.ops.chain.steps import POINTWISE, SAME
 from hf_cpu_accel.ops.convolution import conv2d_reference, out_size
 from hf_cpu_accel.ops.linear import ACTIVATIONS
 from hf_cpu_accel.packing.convolution import is_of_windows, unpack_conv2d
 from hf_cpu_accel.packing.linear import PackedWeight
 
 
-def steps_in(layout: list[int]) -> list[dict[str, Any]]:
-    width = len(LAYOUT)
-    rows = (layout[start : start + width] for start in range(0, len(layout), width))
-    return [dict(zip(LAYOUT, row, strict=True)) for row in rows]
+def steps_in(layout: list[int]) -> list[StepLayout]:
+    width = len(columns(StepLayout))
+    return [read(StepLayout, layout[start : start + width]) for start in range(0, len(layout), width)]
 
 
-def _windows(step: dict[str, Any], shape: Sequence[int]) -> list[list[int]]:
+def _windows(step: StepLayout, shape: Sequence[int]) -> list[list[int]]:
     """[size, stride, padding, dilation, more zeros behind the image], each of both sides, on an image of that
     shape, [B, H, W, C]."""
     size, stride, padding, dilation, more = (
-        [step[f"{name}_rows"], step[f"{name}_columns"]] for name in WINDOW
+        [sides.rows, sides.columns]
+        for sides in (step.size, step.stride, step.padding, step.dilation, step.more)
     )
     for side in (0, 1):
         if more[side] == SAME:
@@ -49,9 +49,9 @@ def chain_reference(input: Tensor, parts: list[Tensor], layout: list[int], narro
     images, in_bytes = [input.float()], {0: False}
     between = torch.bfloat16 if narrow else input.dtype
     for step in steps_in(layout):
-        kind, range = KINDS[step["kind"]], None if step["range"] < 0 else parts[step["range"]]
-        in_bytes[len(images)] = range is not None or (kind == "max pooling" and in_bytes[step["source"]])
-        output = _computed(kind, step, images, parts, in_bytes[step["source"]])
+        kind, range = STEP_KINDS[step.kind], None if step.range < 0 else parts[step.range]
+        in_bytes[len(images)] = range is not None or (kind == "max pooling" and in_bytes[step.source])
+        output = _computed(kind, step, images, parts, in_bytes[step.source])
         if range is not None:
             output = _rounded(output, *range.tolist())
         images.append(output if in_bytes[len(images)] else output.to(between).float())
@@ -59,19 +59,19 @@ def chain_reference(input: Tensor, parts: list[Tensor], layout: list[int], narro
 
 
 def _computed(
-    kind: str, step: dict[str, Any], images: list[Tensor], parts: list[Tensor], in_bytes: bool
+    kind: str, step: StepLayout, images: list[Tensor], parts: list[Tensor], in_bytes: bool
 ) -> Tensor:
     """Compute the output of a step from the images before it; `in_bytes`: whether its input is in bytes."""
-    source, activation = images[step["source"]], list(POINTWISE)[step["activation"]]
-    residual = None if step["residual"] < 0 else images[step["residual"]]
+    source, activation = images[step.source], POINTWISE_ACTIVATIONS[step.activation]
+    residual = None if step.residual < 0 else images[step.residual]
     size, stride, padding, dilation, more = _windows(step, source.shape)
     if kind == "mean":
         return source.mean((1, 2), keepdim=True)
     if kind == "channels":
         both = source if residual is None else torch.cat((source, residual), -1)
-        return both[..., parts[step["weight"]].long()]
+        return both[..., parts[step.weight].long()]
     if kind == "affine":
-        return POINTWISE[activation](torch.addcmul(parts[step["bias"]], source, parts[step["weight"]]))
+        return POINTWISE[activation](torch.addcmul(parts[step.bias], source, parts[step.weight]))
     if kind in ("sum", "product"):
         combined = (
             source if residual is None else source * residual if kind == "product" else source + residual
@@ -84,7 +84,7 @@ def _computed(
         image = source.movedim(-1, 1)
         return functional.avg_pool2d(image, size, stride, padding, count_include_pad=zeros).movedim(1, -1)
     weight, scale, bias = (
-        None if step[name] < 0 else parts[step[name]] for name in ("weight", "scale", "bias")
+        None if index < 0 else parts[index] for index in (step.weight, step.scale, step.bias)
     )
     assert weight is not None
     if any(more):
@@ -98,7 +98,7 @@ def _computed(
             image, values, bias, tuple(stride), tuple(padding), tuple(dilation), groups
         )
         return ACTIVATIONS[activation](outputs.movedim(1, -1))
-    window = (step["out_channels"], size, stride, padding, dilation)
+    window = (step.out_channels, size, stride, padding, dilation)
     reference = _of_bytes if in_bytes and is_of_windows(weight) else conv2d_reference
     return reference(source, weight, scale, bias, residual, *window, activation)
 
@@ -139,12 +139,12 @@ def output_shape(shape: Sequence[int], layout: list[int]) -> tuple[int, ...]:
     """Return the shape [B, H', W', N] of the last step for an input of shape [B, H, W, C]."""
     shapes = [tuple(shape)]
     for step in steps_in(layout):
-        batch, *sides, _ = shapes[step["source"]]
-        if KINDS[step["kind"]] == "mean":
+        batch, *sides, _ = shapes[step.source]
+        if STEP_KINDS[step.kind] == "mean":
             sides = [1, 1]
         else:
-            *windows, more = _windows(step, shapes[step["source"]])
+            *windows, more = _windows(step, shapes[step.source])
             padded = [side + zeros for side, zeros in zip(sides, more, strict=True)]
             sides = [out_size(*side) for side in zip(padded, *windows, strict=True)]
-        shapes.append((batch, *sides, step["out_channels"]))
+        shapes.append((batch, *sides, step.out_channels))
     return shapes[-1]

@@ -14,20 +14,7 @@ from hf_cpu_accel.ops.linear import ACTIVATIONS
 from hf_cpu_accel.packing.convolution import is_grouped
 from hf_cpu_accel.packing.linear import PackedWeight
 
-# What a step is: the number of its `kind`.
-KINDS = (
-    *("convolution", "max pooling", "grouped", "mean", "sum", "product", "channels", "affine"),
-    *("average pooling", "average pooling within"),
-)
-# The numbers of one step in `layout`, in this order (csrc/convolution/steps.h reads it): its kind; places in `parts`, -1 for none;
-# which image it reads and which is added or multiplied into it, -1 for none; and for each side of the window, [height, width], what
-# `conv2d` calls by these names, and how many more zeros lie behind the image than before it, SAME for those of `same_padding`.
-WINDOW = ("size", "stride", "padding", "dilation", "more")
-LAYOUT = (
-    *("kind", "weight", "scale", "bias", "range", "source", "residual", "out_channels", "activation"),
-    *(f"{name}_{side}" for name in WINDOW for side in ("rows", "columns")),
-)
-SAME = -1
+SAME = -1  # the `more` of `same_padding`
 # Of sums and products; what multiplies has ACTIVATIONS.
 POINTWISE: dict[str, Callable[[Tensor], Tensor]] = {
     **ACTIVATIONS,
@@ -79,7 +66,8 @@ class PoolingStep:
     Attributes:
         source: see `ConvolutionStep`.
         channels: of that image.
-        kind: one of KINDS; "average pooling" includes the zeros around the image, "average pooling within" excludes them.
+        kind: one of `abi.STEP_KINDS`; "average pooling" includes the zeros around the image, "average pooling within" excludes
+            them.
     """
 
     source: int

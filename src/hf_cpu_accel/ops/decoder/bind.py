@@ -7,11 +7,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from hf_cpu_accel.ops.decoder.checks import GATES, NORM_KINDS, SCORINGS, check_layer
+from hf_cpu_accel.abi import (
+    ACTIVATIONS,
+    GATE_ACTIVATIONS,
+    NORM_KINDS,
+    NORM_SCOPES,
+    SCORINGS,
+    HeadsLayout,
+    LayerLayout,
+    LayerScalars,
+    NormLayout,
+    ProjectionLayout,
+    RecurrenceLayout,
+    columns,
+    numbers,
+    read,
+)
+from hf_cpu_accel.ops.decoder.checks import check_layer
 from hf_cpu_accel.ops.decoder.parts import (
     DecoderLayer,
     Heads,
@@ -20,56 +37,15 @@ from hf_cpu_accel.ops.decoder.parts import (
     PerLayerInput,
     Projection,
 )
-from hf_cpu_accel.ops.decoder.recurrence import RECURRENCE, RECURRENCE_PROJECTIONS, integers_of
-from hf_cpu_accel.ops.linear import ACTIVATIONS
+from hf_cpu_accel.ops.decoder.recurrence import layout_of
 
-NORM_SCOPES = ("head", "head with its own weights", "all heads")
-HEADS = ("query", "key", "value", "gate")
-PROJECTIONS = (
-    *("qkv", "output", "cross_query", "cross_output", "up", "down"),
-    *("router", "experts_up", "experts_down", "per_layer_gate", "per_layer_output"),
-)
+# The norms among the fields of `DecoderLayer`.
 LAYER_NORMS = (
     *("attention_norm", "attention_post_norm", "attention_out_norm"),
     *("cross_norm", "cross_out_norm"),
     *("ffn_norm", "ffn_post_norm", "ffn_out_norm"),
 )
-HEAD_NORMS = ("query_norm", "key_norm", "value_norm", "attention_sub_norm")
-NORMS = (*LAYER_NORMS, "per_layer_post_norm", *HEAD_NORMS, "ffn_sub_norm")
-
-# The columns of `layout`, which has a row per layer (csrc/decoder/layout.h reads it). Packed weights and scales are indices of
-# `weights`, vectors are their first element in `vectors`, -1 for none. 0 cross_heads: no cross-attention. 0 experts: no mixture. up
-# and down of a mixture are those of its shared expert.
-LAYOUT = (
-    *(f"{name}{part}" for name in PROJECTIONS for part in ("", "_scale", "_bias")),
-    *(f"{name}{part}" for name in NORMS for part in ("_kind", "_weight", "_bias")),
-    *(f"{name}_scope" for name in HEAD_NORMS),
-    *("sinks", "alibi", "relative", "relative_count"),
-    *("heads", "kv_heads", "head_dim", "value_dim"),
-    *(f"{name}_{part}" for name in HEADS for part in ("first", "stride", "head_stride")),
-    *("gate_dim", "gate_activation"),
-    *("cross_heads", "cross_kv_heads", "cross_head_dim", "cross_value_dim"),
-    *("window", "rotary", "rotary_dim", "rotary_interleaved", "shares_keys"),
-    *("qkv_features", "intermediate_features", "gated", "activation", "parallel"),
-    *("experts", "top_k", "expert_features", "experts_gated", "experts_activation"),
-    *("scoring", "choice_bias", "renormalize", "shared_gate"),
-    *("per_layer_input", "per_layer_features", "per_layer_activation"),
-    *RECURRENCE,
-)
-# The columns of `scalars`. A softcap of 0 means none.
-SCALARS = (
-    *(f"{name}_eps" for name in NORMS),
-    *(
-        "scale",
-        "cross_scale",
-        "softcap",
-        "residual_scale",
-        "output_scale",
-        "experts_limit",
-        "experts_scale",
-        "recurrence_norm_eps",
-    ),
-)
+_NO_RECURRENCE = read(RecurrenceLayout, [0] * len(columns(RecurrenceLayout)))
 
 
 @dataclass(frozen=True)
@@ -79,8 +55,8 @@ class BoundLayers:
     Attributes:
         weights: the packed weights of all layers and their scales.
         vectors: float32, all biases and norm weights in one tensor, since passing a tensor takes a quarter of a microsecond.
-        layout: int64 [layers, len(LAYOUT)].
-        scalars: float64 [layers, len(SCALARS)].
+        layout: int64 [layers, numbers of a LayerLayout].
+        scalars: float64 [layers, numbers of a LayerScalars].
         features: C, the features of the hidden states.
         cache_heads: (kv_heads, head_dim, value_dim) of the keys and values of each layer.
         crosses: whether the layers attend to an encoder's output.
@@ -138,131 +114,144 @@ def bind(layers: Sequence[DecoderLayer]) -> BoundLayers:
 
 
 class _Builder:
-    """Collects the weights and vectors of layers, and their rows of LAYOUT and SCALARS."""
+    """Collects the weights and vectors of layers, and their rows of `layout` and `scalars`."""
 
     def __init__(self) -> None:
         self.weights: list[Tensor] = []
         self.vectors: list[Tensor] = []
         self.elements = 0
         self.per_layer_inputs = 0
-        self.layout: list[list[int]] = []
-        self.scalars: list[list[float]] = []
+        self.layout: list[tuple[int, ...]] = []
+        self.scalars: list[tuple[float, ...]] = []
 
     def add_layer(self, layer: DecoderLayer) -> None:
         attention, cross, recurrence, extra = layer.attention, layer.cross, layer.recurrence, layer.per_layer
         mixture = layer.ffn if isinstance(layer.ffn, MixtureOfExperts) else None
         ffn = mixture.shared if mixture else layer.ffn
         assert not isinstance(ffn, MixtureOfExperts)
-        experts = mixture.experts if mixture else None
-        projections = {
-            "qkv": attention.qkv,
-            "output": attention.output,
-            **({"up": ffn.up, "down": ffn.down} if ffn else {}),
-            **(
-                {
-                    "router": mixture.router,
-                    "experts_up": Projection(experts.up, experts.up_bias),
-                    "experts_down": Projection(experts.down, experts.down_bias),
-                }
-                if mixture and experts
-                else {}
-            ),
-            **({"cross_query": cross.query, "cross_output": cross.output} if cross else {}),
-            **({"per_layer_gate": extra.gate, "per_layer_output": extra.output} if extra else {}),
-            **{f"recurrence_{name}": getattr(recurrence, name, None) for name in RECURRENCE_PROJECTIONS},
-        }
-        integers = {
-            **{name: getattr(attention, name) for name in ("heads", "kv_heads", "head_dim", "value_dim")},
-            **{
-                f"cross_{name}": getattr(cross, name, 0)
-                for name in ("heads", "kv_heads", "head_dim", "value_dim")
-            },
-            "sinks": self._vector(attention.sinks),
-            "alibi": self._vector(attention.alibi),
-            "relative": self._vector(None if attention.relative is None else attention.relative.flip(1)),
-            "relative_count": 0 if attention.relative is None else attention.relative.shape[1],
-            "window": attention.window or 0,
-            "rotary": attention.rotary,
-            "rotary_dim": attention.rotary_dim,
-            "rotary_interleaved": int(attention.rotary_interleaved),
-            "qkv_features": attention.qkv.weight.out_features,
-            "intermediate_features": ffn.down.weight.in_features if ffn else 0,
-            "gated": int(ffn.gated) if ffn else 0,
-            "activation": list(ACTIVATIONS).index(ffn.activation) if ffn else 0,
-            "parallel": int(layer.parallel),
-            "gate_dim": attention.gate.dim if attention.gate else 0,
-            "gate_activation": GATES.index(attention.gate.activation if attention.gate else "none"),
-            "shares_keys": int(attention.shares_keys),
-            **self._mixture(mixture),
-            **self._per_layer(extra),
-            **(integers_of(recurrence, self._vector) if recurrence else dict.fromkeys(RECURRENCE, 0)),
-        }
-        floats = {
-            "scale": attention.scale,
-            "cross_scale": cross.scale if cross else 0.0,
-            "softcap": attention.softcap or 0.0,
-            "residual_scale": layer.residual_scale,
-            "output_scale": layer.output_scale,
-            "experts_limit": experts.limit if experts else 0.0,
-            "experts_scale": mixture.scale if mixture else 0.0,
-            "recurrence_norm_eps": recurrence.norm_eps if recurrence else 0.0,
-        }
-        for name in (*PROJECTIONS, *(f"recurrence_{part}" for part in RECURRENCE_PROJECTIONS)):
-            projection = projections.get(name)
-            integers[name] = self._weight(projection.weight.data if projection else None)
-            integers[f"{name}_scale"] = self._weight(projection.weight.scale if projection else None)
-            integers[f"{name}_bias"] = self._vector(projection.bias if projection else None)
-        norms = {
-            **{name: getattr(layer, name) for name in LAYER_NORMS},
-            "per_layer_post_norm": extra.post_norm if extra else None,
+        relative = attention.relative
+        head_norms = {
             "query_norm": attention.query_norm,
             "key_norm": attention.key_norm,
             "value_norm": attention.value_norm,
             "attention_sub_norm": attention.sub_norm,
+        }
+        norms: dict[str, Norm | None] = {
+            **{name: getattr(layer, name) for name in LAYER_NORMS},
+            "per_layer_post_norm": extra.post_norm if extra else None,
+            **head_norms,
             "ffn_sub_norm": ffn.sub_norm if ffn else None,
         }
-        for name in NORMS:
-            norm: Norm | None = norms[name]
-            integers[f"{name}_kind"] = NORM_KINDS.index(norm.kind if norm else "none")
-            integers[f"{name}_weight"] = self._vector(norm.weight if norm else None)
-            integers[f"{name}_bias"] = self._vector(norm.bias if norm else None)
-            floats[f"{name}_eps"] = norm.eps if norm else 0.0
-        for name in HEAD_NORMS:
-            of_values = name in ("value_norm", "attention_sub_norm")
-            dim = attention.value_dim if of_values else attention.head_dim
-            integers[f"{name}_scope"] = _scope(norms[name], dim)
-        gate = attention.gate.heads if attention.gate else Heads(0, 0)
-        places = (attention.query, attention.key, attention.value, gate)
-        for name, heads in zip(HEADS, places, strict=True):
-            integers |= {f"{name}_first": heads.first, f"{name}_stride": heads.group_stride}
-            integers[f"{name}_head_stride"] = heads.head_stride
-        self.layout.append([integers[name] for name in LAYOUT])
-        self.scalars.append([floats[name] for name in SCALARS])
+        dims = {"query_norm": attention.head_dim, "key_norm": attention.head_dim}
+        groups: dict[str, Any] = {
+            **{name: self._norm(norm) for name, norm in norms.items()},
+            **{
+                f"{name}_scope": _scope(norm, dims.get(name, attention.value_dim))
+                for name, norm in head_norms.items()
+            },
+            **self._mixture(mixture),
+            **self._per_layer(extra),
+        }
+        layout = LayerLayout(
+            qkv=self._projection(attention.qkv),
+            output=self._projection(attention.output),
+            cross_query=self._projection(cross.query if cross else None),
+            cross_output=self._projection(cross.output if cross else None),
+            up=self._projection(ffn.up if ffn else None),
+            down=self._projection(ffn.down if ffn else None),
+            sinks=self._vector(attention.sinks),
+            alibi=self._vector(attention.alibi),
+            relative=self._vector(None if relative is None else relative.flip(1)),
+            relative_count=0 if relative is None else relative.shape[1],
+            heads=attention.heads,
+            kv_heads=attention.kv_heads,
+            head_dim=attention.head_dim,
+            value_dim=attention.value_dim,
+            query=_heads(attention.query),
+            key=_heads(attention.key),
+            value=_heads(attention.value),
+            gate=_heads(attention.gate.heads if attention.gate else Heads(0, 0)),
+            gate_dim=attention.gate.dim if attention.gate else 0,
+            gate_activation=GATE_ACTIVATIONS.index(attention.gate.activation if attention.gate else "none"),
+            cross_heads=cross.heads if cross else 0,
+            cross_kv_heads=cross.kv_heads if cross else 0,
+            cross_head_dim=cross.head_dim if cross else 0,
+            cross_value_dim=cross.value_dim if cross else 0,
+            window=attention.window or 0,
+            rotary=attention.rotary,
+            rotary_dim=attention.rotary_dim,
+            rotary_interleaved=int(attention.rotary_interleaved),
+            shares_keys=int(attention.shares_keys),
+            qkv_features=attention.qkv.weight.out_features,
+            intermediate_features=ffn.down.weight.in_features if ffn else 0,
+            gated=int(ffn.gated) if ffn else 0,
+            activation=ACTIVATIONS.index(ffn.activation) if ffn else 0,
+            parallel=int(layer.parallel),
+            recurrence=layout_of(recurrence, self._vector, self._projection)
+            if recurrence
+            else _NO_RECURRENCE,
+            **groups,
+        )
+        scalars = LayerScalars(
+            scale=attention.scale,
+            cross_scale=cross.scale if cross else 0.0,
+            softcap=attention.softcap or 0.0,
+            residual_scale=layer.residual_scale,
+            output_scale=layer.output_scale,
+            experts_limit=mixture.experts.limit if mixture else 0.0,
+            experts_scale=mixture.scale if mixture else 0.0,
+            recurrence_norm_eps=recurrence.norm_eps if recurrence else 0.0,
+            **{f"{name}_eps": norm.eps if norm else 0.0 for name, norm in norms.items()},
+        )
+        self.layout.append(numbers(layout))
+        self.scalars.append(numbers(scalars))
 
-    def _per_layer(self, extra: PerLayerInput | None) -> dict[str, int]:
-        """Return the integers of a per-layer input; inputs are numbered in the order of the layers that have one."""
-        if extra is None:
-            return {"per_layer_input": -1, "per_layer_features": 0, "per_layer_activation": 0}
-        self.per_layer_inputs += 1
+    def _per_layer(self, extra: PerLayerInput | None) -> dict[str, Any]:
+        """Return the fields of a per-layer input; inputs are numbered in the order of the layers that have one."""
+        if extra is not None:
+            self.per_layer_inputs += 1
         return {
-            "per_layer_input": self.per_layer_inputs - 1,
-            "per_layer_features": extra.gate.weight.out_features,
-            "per_layer_activation": list(ACTIVATIONS).index(extra.activation),
+            "per_layer_gate": self._projection(extra.gate if extra else None),
+            "per_layer_output": self._projection(extra.output if extra else None),
+            "per_layer_input": self.per_layer_inputs - 1 if extra else -1,
+            "per_layer_features": extra.gate.weight.out_features if extra else 0,
+            "per_layer_activation": ACTIVATIONS.index(extra.activation) if extra else 0,
         }
 
-    def _mixture(self, mixture: MixtureOfExperts | None) -> dict[str, int]:
-        names = ("experts", "top_k", "expert_features", "experts_gated", "experts_activation", "scoring")
-        if mixture is None:
-            return {**dict.fromkeys((*names, "renormalize", "shared_gate"), 0), "choice_bias": -1}
-        experts = mixture.experts
-        activation, scoring = list(ACTIVATIONS).index(experts.activation), SCORINGS.index(mixture.scoring)
-        sizes = (experts.experts, mixture.top_k, experts.intermediate_features, int(experts.gated))
+    def _mixture(self, mixture: MixtureOfExperts | None) -> dict[str, Any]:
+        """Return the fields of a mixture of experts, except those of its shared expert."""
+        experts = mixture.experts if mixture else None
         return {
-            **dict(zip(names, (*sizes, activation, scoring), strict=True)),
-            "choice_bias": self._vector(mixture.choice_bias),
-            "renormalize": int(mixture.renormalize),
-            "shared_gate": int(mixture.shared_gate),
+            "router": self._projection(mixture.router if mixture else None),
+            "experts_up": self._projection(Projection(experts.up, experts.up_bias) if experts else None),
+            "experts_down": self._projection(
+                Projection(experts.down, experts.down_bias) if experts else None
+            ),
+            "experts": experts.experts if experts else 0,
+            "top_k": mixture.top_k if mixture else 0,
+            "expert_features": experts.intermediate_features if experts else 0,
+            "experts_gated": int(experts.gated) if experts else 0,
+            "experts_activation": ACTIVATIONS.index(experts.activation) if experts else 0,
+            "scoring": SCORINGS.index(mixture.scoring) if mixture else 0,
+            "choice_bias": self._vector(mixture.choice_bias if mixture else None),
+            "renormalize": int(mixture.renormalize) if mixture else 0,
+            "shared_gate": int(mixture.shared_gate) if mixture else 0,
         }
+
+    def _projection(self, projection: Projection | None) -> ProjectionLayout:
+        weight = projection.weight if projection else None
+        return ProjectionLayout(
+            weight=self._weight(weight.data if weight else None),
+            scale=self._weight(weight.scale if weight else None),
+            bias=self._vector(projection.bias if projection else None),
+        )
+
+    def _norm(self, norm: Norm | None) -> NormLayout:
+        return NormLayout(
+            kind=NORM_KINDS.index(norm.kind if norm else "none"),
+            weight=self._vector(norm.weight if norm else None),
+            bias=self._vector(norm.bias if norm else None),
+        )
 
     def _weight(self, tensor: Tensor | None) -> int:
         if tensor is None:
@@ -277,6 +266,10 @@ class _Builder:
         self.vectors.append(tensor.detach().float().flatten())
         self.elements += tensor.numel()
         return first
+
+
+def _heads(heads: Heads) -> HeadsLayout:
+    return HeadsLayout(first=heads.first, stride=heads.group_stride, head_stride=heads.head_stride)
 
 
 def _scope(norm: Norm | None, head_dim: int) -> int:

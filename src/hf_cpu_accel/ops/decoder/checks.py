@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hf_cpu_accel.abi import GATE_ACTIVATIONS, NORM_KINDS, SCORINGS
 from hf_cpu_accel.ops.decoder.parts import (
     CrossAttention,
     DecoderLayer,
@@ -18,10 +19,6 @@ from hf_cpu_accel.ops.decoder.recurrence import check_recurrence
 from hf_cpu_accel.ops.experts import MAX_TOP_K
 from hf_cpu_accel.ops.linear import check_activation
 from hf_cpu_accel.packing.linear import PANEL_FEATURES
-
-NORM_KINDS = ("none", "layer_norm", "rms_norm")
-SCORINGS = ("softmax", "sigmoid")
-GATES = ("none", "sigmoid", "softplus")  # activations
 
 
 def check_layer(layer: DecoderLayer, features: int) -> None:
@@ -91,8 +88,10 @@ def _check_attention(attention: SelfAttention, features: int) -> None:
 
 
 def _check_gate(gate: Gate, attention: SelfAttention) -> None:
-    if gate.activation not in GATES[1:]:
-        raise ValueError(f"activation={gate.activation!r} of the gate: must be one of {', '.join(GATES[1:])}")
+    if gate.activation not in GATE_ACTIVATIONS[1:]:
+        raise ValueError(
+            f"activation={gate.activation!r} of the gate: must be one of {', '.join(GATE_ACTIVATIONS[1:])}"
+        )
     if gate.dim not in (1, attention.value_dim):
         raise ValueError(f"dim={gate.dim} of the gate: must be 1 or value_dim={attention.value_dim}")
     _check_place("gate", gate.heads, gate.dim, attention)

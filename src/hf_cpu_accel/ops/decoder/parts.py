@@ -54,7 +54,7 @@ class Gate:
     Attributes:
         heads: its position in the features of the qkv projection.
         dim: 1 for a factor per head, or value_dim.
-        activation: one of `bind.GATES` except "none".
+        activation: one of `abi.GATE_ACTIVATIONS` except "none".
     """
 
     heads: Heads

@@ -3,46 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from torch import Tensor
 
+from hf_cpu_accel.abi import RECURRENCE_KINDS, ProjectionLayout, RecurrenceLayout
 from hf_cpu_accel.ops.decoder.parts import Heads, Projection, Recurrence, SelfAttention
 
-KINDS = ("none", "short_convolution", "gated_delta_net", "state_space", "selective_scan")
-RECURRENCE_PROJECTIONS = ("rest", "selected", "steps")
-
-_PLACES = ("conv_input", "conv_gate", "gate", "decay", "beta")
-_SIZES = ("heads", "key_heads", "key_dim", "value_dim")
-_NORMS = ("dt_norm", "B_norm", "C_norm")
-_VECTORS = ("conv_weight", "conv_bias", "A_log", "dt_bias", "D", "norm_weight", *_NORMS)
-
-# Columns of `bind.LAYOUT`, in the order of RecurrenceLayout of csrc/decoder/layout.h; all 0 where the layer attends.
-RECURRENCE = tuple(
-    f"recurrence_{name}"
-    for name in (
-        *("kind", "channels", "taps", "conv_weight", "conv_bias", *_PLACES, *_SIZES),
-        *("A_log", "dt_bias", "D", "norm_weight", "norm_groups", "gate_first"),
-        *(f"{name}{part}" for name in RECURRENCE_PROJECTIONS for part in ("", "_scale", "_bias")),
-        *("rest_features", "selected_features", *_NORMS),
-    )
+_NUMBERS = (
+    *("conv_input", "conv_gate", "gate", "decay", "beta"),
+    *("heads", "key_heads", "key_dim", "value_dim", "norm_groups", "gate_first"),
 )
+_VECTORS = ("conv_weight", "conv_bias", "A_log", "dt_bias", "D", "norm_weight", "dt_norm", "B_norm", "C_norm")
+_PROJECTIONS = ("rest", "selected", "steps")
 
 
-def integers_of(recurrence: Recurrence, vector: Callable[[Tensor | None], int]) -> dict[str, int]:
-    """Return the integers of `RECURRENCE` for a layer, except its projections.
+def layout_of(
+    recurrence: Recurrence,
+    vector: Callable[[Tensor | None], int],
+    projection: Callable[[Projection | None], ProjectionLayout],
+) -> RecurrenceLayout:
+    """Return the layout of a recurrence.
 
     Args:
-        vector: gives where a tensor begins in the op's vectors.
+        vector: returns the first element of a tensor in the op's vectors.
+        projection: returns the layout of a projection.
     """
     channels, _, taps = recurrence.conv_weight.shape
-    names = (*_PLACES, *_SIZES, "norm_groups", "gate_first")
-    values = {name: int(getattr(recurrence, name)) for name in names}
-    values |= {name: vector(getattr(recurrence, name)) for name in _VECTORS}
-    values |= {"kind": KINDS.index(recurrence.op), "channels": channels, "taps": taps}
-    for name in ("rest", "selected"):
-        projection: Projection | None = getattr(recurrence, name)
-        values[f"{name}_features"] = 0 if projection is None else projection.weight.out_features
-    return {f"recurrence_{name}": value for name, value in values.items()}
+    rest, selected = recurrence.rest, recurrence.selected
+    parts: dict[str, Any] = {
+        **{name: int(getattr(recurrence, name)) for name in _NUMBERS},
+        **{name: vector(getattr(recurrence, name)) for name in _VECTORS},
+        **{name: projection(getattr(recurrence, name)) for name in _PROJECTIONS},
+    }
+    return RecurrenceLayout(
+        kind=RECURRENCE_KINDS.index(recurrence.op),
+        channels=channels,
+        taps=taps,
+        rest_features=0 if rest is None else rest.weight.out_features,
+        selected_features=0 if selected is None else selected.weight.out_features,
+        **parts,
+    )
 
 
 def projections_around(qkv: Projection, output: Projection) -> SelfAttention:
@@ -60,8 +61,10 @@ def check_recurrence(recurrence: Recurrence, features: int, columns: int) -> Non
     Raises:
         ValueError: its parts do not fit one another.
     """
-    if recurrence.op not in KINDS[1:]:
-        raise ValueError(f"op={recurrence.op!r} of recurrence: must be one of {', '.join(KINDS[1:])}")
+    if recurrence.op not in RECURRENCE_KINDS[1:]:
+        raise ValueError(
+            f"op={recurrence.op!r} of recurrence: must be one of {', '.join(RECURRENCE_KINDS[1:])}"
+        )
     rest, channels = recurrence.rest, len(recurrence.conv_weight)
     if rest is not None and rest.weight.in_features != features:
         raise ValueError(

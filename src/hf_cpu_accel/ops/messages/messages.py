@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hf_cpu_accel.abi import AGGREGATES
 from hf_cpu_accel.ops.derivatives import needs_gradient, refuse_tangents
 from hf_cpu_accel.ops.messages.reference import (
     EDGE_MESSAGES,
@@ -27,8 +28,6 @@ from hf_cpu_accel.ops.messages.reference import (
 )
 from hf_cpu_accel.ops.registry import by_name, declare
 from hf_cpu_accel.ops.sparse import KERNEL_DTYPES, Transposed
-
-AGGREGATES = ("sum", "mean", "min", "max", "var", "std")
 
 
 def message_reduce(
