@@ -121,3 +121,15 @@ def test_dropout_that_is_switched_on_inside_drops() -> None:
         assert not torch.equal(ours(image), ours(image))
         ours[0].drop.eval()
     assert error(eager, ours, image) < 1e-4
+
+
+def test_a_bias_that_is_cast_to_bfloat16_follows_writes():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(CHANNELS, CHANNELS, 5, padding=2, groups=CHANNELS), nn.Identity()).eval()
+    accelerate_for_cpu(model, dtype="bfloat16", verify=False)
+    image = torch.randn(1, CHANNELS, 32, 32)
+    with torch.no_grad():
+        before = model(image)
+        model[0].bias.data += 1  # no version counter sees it
+        change = model(image) - before
+    assert torch.allclose(change, torch.ones_like(change), atol=2e-2)

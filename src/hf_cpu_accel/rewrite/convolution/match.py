@@ -120,6 +120,10 @@ class OneDNNConvolution(PackedConvolution):
             weight = self.fold.unfolded(weight, self._lost)
         return weight.to(self.weight_dtype)
 
+    @property
+    def copies_bias(self) -> bool:
+        return super().copies_bias or (self.bias is not None and self.bias.dtype is not self.packed.dtype)
+
     def _set_bias(self) -> None:
         # In the dtype of the weight, as oneDNN requires.
         bias = self.bias if self.fold is None else self.fold.bias(self.bias)
