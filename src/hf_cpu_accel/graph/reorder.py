@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from hf_cpu_accel.lazy.remember import Memo
+from hf_cpu_accel.runtime.tracing import is_tracing
 
 MOST_ORDERS = 4
 
@@ -77,7 +78,7 @@ class ReorderedForward:
     def _order_for(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Tensor, Tensor, Tensor] | None:
-        if len(args) < 2 or torch.compiler.is_compiling() or torch.jit.is_tracing():
+        if len(args) < 2 or is_tracing():
             return None
         x, edge_index, *others = args
         if not (_is_dense(x) and _is_dense(edge_index)) or edge_index.dim() != 2 or edge_index.shape[0] != 2:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from hf_cpu_accel.guard.values import Stamp
 from hf_cpu_accel.ops.derivatives import in_transform
+from hf_cpu_accel.runtime.tracing import is_tracing
 
 T = TypeVar("T")
 
@@ -54,7 +55,7 @@ class Memo:
             also: other tensors that the result depends on.
             by_value, by_sample: see `Stamp`.
         """
-        if torch.compiler.is_compiling() or torch.jit.is_tracing():
+        if is_tracing():
             return make()
         place, tensors = (id(tensor), key), (tensor, *also)
         entry = self._entries.get(place)

@@ -31,6 +31,7 @@ from hf_cpu_accel.ops.chain.steps import (
 from hf_cpu_accel.ops.kept import Kept, can_keep
 from hf_cpu_accel.ops.linear import check_activation
 from hf_cpu_accel.ops.registry import declare
+from hf_cpu_accel.runtime.tracing import is_tracing
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,9 +161,7 @@ def convolutions(input: Tensor, bound: BoundConvolutions) -> Tensor:
         RuntimeError: the shapes do not fit.
     """
     rows, ops = input.permute(0, 2, 3, 1), torch.ops.hf_cpu_accel
-    if (
-        bound.kept is None or torch.compiler.is_compiling() or torch.jit.is_tracing()
-    ):  # graphs hold the arguments
+    if bound.kept is None or is_tracing():  # graphs hold the arguments
         output = ops.convolutions(rows, bound.parts, bound.layout, bound.narrow)
     else:
         output = ops.kept_convolutions(rows, bound.kept.number)

@@ -19,6 +19,7 @@ from hf_cpu_accel.ops.kept import Kept, can_keep
 from hf_cpu_accel.ops.linear import check_activation, check_input
 from hf_cpu_accel.ops.registry import declare, like_first
 from hf_cpu_accel.packing.linear import PackedWeight
+from hf_cpu_accel.runtime.tracing import is_tracing
 
 
 @dataclass(frozen=True)
@@ -184,7 +185,7 @@ def bound_encoder_layer(
     between calls. The index may be written to.
     """
     output: Tensor
-    if not _KEEPS or torch.compiler.is_compiling() or torch.jit.is_tracing():  # graphs hold the arguments
+    if not _KEEPS or is_tracing():  # graphs hold the arguments
         output = _OP(hidden_states, *inputs, *bound.arguments, rows)
     else:
         kept = bound.keep()  # referenced until the call ends, since another thread may replace it

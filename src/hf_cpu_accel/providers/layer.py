@@ -11,6 +11,7 @@ import torch
 from hf_cpu_accel.providers.autotune import NATIVE
 from hf_cpu_accel.providers.choice import FEWEST_ROWS
 from hf_cpu_accel.providers.route import Route
+from hf_cpu_accel.runtime.tracing import is_tracing
 
 
 class GroupedLinear(Protocol):
@@ -48,12 +49,7 @@ def native_everywhere(linears: Sequence[GroupedLinear], rows: int) -> bool:
         rows: the rows of the input (batch x tokens).
     """
     first = linears[0]
-    if (
-        not first.group.measured
-        or torch.compiler.is_compiling()
-        or torch.jit.is_tracing()
-        or rows < FEWEST_ROWS
-    ):
+    if not first.group.measured or is_tracing() or rows < FEWEST_ROWS:
         return True
     cached = _memo.get(first)
     if cached is None:

@@ -15,6 +15,7 @@ from hf_cpu_accel.providers.choice import FEWEST_ROWS, Run, Work, row_range
 from hf_cpu_accel.providers.store import Choice
 from hf_cpu_accel.providers.torch_ops import provider_named
 from hf_cpu_accel.runtime.context import within
+from hf_cpu_accel.runtime.tracing import is_tracing
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _Setting = tuple[torch.dtype, int]  # of the input; threads
@@ -61,7 +62,7 @@ class Route:
 
     def choice(self, rows: int, dtype: torch.dtype) -> Choice | None:
         """Return the choice for `rows` rows of that dtype, measured if needed; None if it is not known yet."""
-        if not self.measured or rows < FEWEST_ROWS or _traced() or _undecided.get():
+        if not self.measured or rows < FEWEST_ROWS or is_tracing() or _undecided.get():
             return None
         return choices.chooser().choose(self.work, rows, dtype)
 
@@ -110,10 +111,5 @@ class _Foreign:
         self._own = own
 
     def __call__(self, input: Tensor, *rest: Tensor) -> Any:
-        plain = type(input) in _PLAIN and not _traced() and not torch.is_autocast_enabled("cpu")
+        plain = type(input) in _PLAIN and not is_tracing() and not torch.is_autocast_enabled("cpu")
         return self._run(input, *rest) if plain else self._own(input, *rest)
-
-
-def _traced() -> bool:
-    """Return whether a graph is being traced."""
-    return torch.compiler.is_compiling() or torch.jit.is_tracing()

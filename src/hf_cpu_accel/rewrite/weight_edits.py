@@ -22,6 +22,7 @@ from hf_cpu_accel.patching.hooks import PackageHook
 from hf_cpu_accel.patching.restore import Journal
 from hf_cpu_accel.rewrite.core.layer_stacks import stack_of
 from hf_cpu_accel.runtime.fork import new_lock
+from hf_cpu_accel.runtime.tracing import is_tracing
 
 # Larger ones (weights that are kept beside their packed form) are compared by version, and by so many of their values.
 _MOST_VALUES, _SAMPLED = 1 << 16, 256
@@ -73,7 +74,7 @@ class EditWatch(PackageHook):
         Raises:
             RuntimeError: a parameter with packed weights was modified, or one was removed.
         """
-        if torch.compiler.is_compiling() or torch.jit.is_tracing() or self._is_unchanged():
+        if is_tracing() or self._is_unchanged():
             return
         with _taking_in:
             if not self._is_unchanged():  # else another thread has taken it in meanwhile

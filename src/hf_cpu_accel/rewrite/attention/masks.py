@@ -6,11 +6,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from hf_cpu_accel.lazy.causal_mask import causal_mask, is_sliding_causal, plain_causal
 from hf_cpu_accel.lazy.window_mask import WindowMask, is_window
+from hf_cpu_accel.runtime.tracing import is_tracing
 
 _PADDING = "_hf_cpu_accel_padding"  # attribute of a mask: the padding that it was made from
 
@@ -48,7 +48,7 @@ def attention_mask(
         and (attention_mask is None or attention_mask.dim() == 2)
     )
     if only_padding:
-        tracing = torch.compiler.is_compiling() or torch.jit.is_tracing()
+        tracing = is_tracing()
         if attention_mask is None or (not tracing and attention_mask.all()):
             return None
         missing = kv_offset + kv_length - attention_mask.shape[-1]
@@ -60,7 +60,7 @@ def attention_mask(
             setattr(mask, _PADDING, padding)
         return mask
 
-    tracing = torch.compiler.is_compiling() or torch.jit.is_tracing()
+    tracing = is_tracing()
     if (
         allow_is_bidirectional_skip
         and local_size is not None

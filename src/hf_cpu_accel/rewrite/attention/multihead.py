@@ -17,6 +17,7 @@ from hf_cpu_accel.rewrite.attention.processor import AttentionConfig, dot_produc
 from hf_cpu_accel.rewrite.core.packed_module import changed_dtype, check_inference, loading_refused
 from hf_cpu_accel.rewrite.linear.layer import unpack_weight
 from hf_cpu_accel.rewrite.linear.projection_group import ProjectionGroup
+from hf_cpu_accel.runtime.tracing import is_tracing
 
 WEIGHT, BIAS = "in_proj_weight", "in_proj_bias"
 _QUERY, _KEY, _VALUE = range(3)
@@ -80,7 +81,7 @@ class PackedMultiheadAttention(FusedModuleMixin):
 
     def _takes(self, given: dict[str, Any]) -> bool:
         states = [given.get(name) for name in _ARGUMENTS[:3]]
-        if self.is_watched or torch.compiler.is_compiling() or torch.jit.is_tracing():
+        if self.is_watched or is_tracing():
             return False
         query, key, value = states
         if not all(isinstance(part, Tensor) and not part.is_nested for part in states):

@@ -22,6 +22,7 @@ from hf_cpu_accel.rewrite.core.fuse_each import fuse_each, refusal_to_fuse
 from hf_cpu_accel.rewrite.core.packed_module import PackedModule, check_inference
 from hf_cpu_accel.rewrite.core.refusal import Refusal
 from hf_cpu_accel.rewrite.core.shadow_copy import Shadow
+from hf_cpu_accel.runtime.tracing import is_tracing
 from hf_cpu_accel.tolerance import ENCODER_LAYER, FEW_ROWS
 
 STRUCTURE = "sliding-window attention"
@@ -87,7 +88,7 @@ class FusedSlidingWindowAttention(FusedModuleMixin):
     def _supported_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any] | None:
         """Return the arguments in order, or None for a call that is not fused."""
         named = dict(zip((*_ARGUMENTS, _WEIGHTS), args, strict=False)) | kwargs
-        if self.is_watched or torch.compiler.is_compiling() or torch.jit.is_tracing():
+        if self.is_watched or is_tracing():
             return None
         if torch.is_autocast_enabled("cpu") or named.pop(_WEIGHTS, False) or set(named) != set(_ARGUMENTS):
             return None

@@ -21,6 +21,7 @@ from hf_cpu_accel.rewrite.core.first_call import LEFT
 from hf_cpu_accel.rewrite.core.foreign_code import attempt
 from hf_cpu_accel.rewrite.core.packed_module import check_inference
 from hf_cpu_accel.rewrite.core.refusal import Refusal
+from hf_cpu_accel.runtime.tracing import is_tracing
 
 _MOST_FORMS = 8
 _MOST_SIZES = 256
@@ -123,12 +124,7 @@ class ProgramLayer(FusedModuleMixin):
         return Reference(*beside, caches=call.caches, is_repeatable=not call.caches)
 
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
-        if (
-            self._left >= _MOST_LEFT
-            or self.is_watched_within
-            or torch.compiler.is_compiling()
-            or torch.jit.is_tracing()
-        ):
+        if self._left >= _MOST_LEFT or self.is_watched_within or is_tracing():
             return None
         if torch.is_autocast_enabled("cpu"):
             return None

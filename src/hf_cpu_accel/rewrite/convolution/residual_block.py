@@ -40,6 +40,7 @@ from hf_cpu_accel.rewrite.core.refusal import Refusal, is_listed
 from hf_cpu_accel.rewrite.core.shadow_copy import Shadow, shadow_of
 from hf_cpu_accel.rewrite.core.verify import run_alone
 from hf_cpu_accel.rewrite.linear.layer import PackedLinear
+from hf_cpu_accel.runtime.tracing import is_tracing
 from hf_cpu_accel.tolerance import RESIDUAL_BLOCKS
 
 STRUCTURE = Structure("residual blocks", "block")
@@ -103,7 +104,7 @@ class FusedResidualBlock(FusedModuleMixin):
 
     def _takes(self, image: Tensor) -> bool:
         fits = image.dim() == 4 and image.shape[1] == self._channels and image.dtype in WEIGHT_DTYPES
-        return fits and not (torch.compiler.is_compiling() or torch.jit.is_tracing())
+        return fits and not is_tracing()
 
     def _bind(self) -> BoundConvolutions:
         self._bound = bind([link.step(self) for link in self._chain], narrow=self.is_narrow)

@@ -28,6 +28,7 @@ from hf_cpu_accel.rewrite.core.first_call import first_output, fused_parts, is_c
 from hf_cpu_accel.rewrite.core.layer_stacks import stack_of
 from hf_cpu_accel.rewrite.core.packed_module import PackedModule
 from hf_cpu_accel.runtime.fork import new_lock
+from hf_cpu_accel.runtime.tracing import is_tracing
 
 UNFUSED = "unfused"
 # Calls of one size to wait for a part: after these it counts as not called, or not fused.
@@ -75,7 +76,7 @@ class Autotune(PackageHook):
     def __call__(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None
     ) -> None:
-        if kwargs is None or torch.compiler.is_compiling() or torch.jit.is_tracing():
+        if kwargs is None or is_tracing():
             return  # without the keywords: the hook was removed after torch had found it
         size = size_of((*args, *kwargs.values()))
         tries = self._tries.get(size, 0) if size is not None else _MOST_TRIES

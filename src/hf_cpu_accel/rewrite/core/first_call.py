@@ -36,6 +36,7 @@ from hf_cpu_accel.rewrite.core.grouping import disable_grouping
 from hf_cpu_accel.rewrite.core.packed_module import PackedModule
 from hf_cpu_accel.rewrite.core.refusal import Refusal
 from hf_cpu_accel.runtime.fork import new_lock
+from hf_cpu_accel.runtime.tracing import is_tracing
 from hf_cpu_accel.tolerance import FEW_ROWS, PACKED
 
 LEFT = "_hf_cpu_accel_left"  # attribute with the reason of a part that runs its own forward again
@@ -82,7 +83,7 @@ class FirstCall(PackageHook):
         Called without the keywords, there is nothing to do: another thread compared its call and removed this hook after torch
         had found it.
         """
-        if torch.compiler.is_compiling() or torch.jit.is_tracing() or in_transform():
+        if is_tracing() or in_transform():
             return
         _call.expected.pop(id(self), None)  # of a call that was interrupted
         if kwargs is None or not is_comparable(module):

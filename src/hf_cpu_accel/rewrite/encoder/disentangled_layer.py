@@ -24,6 +24,7 @@ from hf_cpu_accel.rewrite.encoder.positions import (
     index_of,
     values_of,
 )
+from hf_cpu_accel.runtime.tracing import is_tracing
 
 
 class _Tables(NamedTuple):
@@ -54,7 +55,7 @@ class FusedDisentangledLayer(FusedEncoderLayer):
             return None
         if self.is_watched_within:
             return None
-        if torch.compiler.is_compiling() or torch.jit.is_tracing():  # the values of a mask are unknown yet
+        if is_tracing():  # the values of a mask are unknown yet
             return None
         batch, length = hidden_states.shape[:2]
         if not isinstance(mask, Tensor) or mask.shape != (batch, 1, length, length) or not length:

@@ -23,6 +23,7 @@ from hf_cpu_accel.providers.route import Route
 from hf_cpu_accel.rewrite.core.packed_module import check_inference
 from hf_cpu_accel.rewrite.linear.dispatch import FFNWork, LinearWork, Part
 from hf_cpu_accel.rewrite.linear.layer import PackedLinear
+from hf_cpu_accel.runtime.tracing import is_tracing
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ class FusedGridLayer(FusedModuleMixin):
     def _serves(self, hidden_states: Any, others: tuple[Any, ...]) -> bool:
         if not isinstance(hidden_states, Tensor) or hidden_states.dim() != 4 or not hidden_states.numel():
             return False
-        if torch.compiler.is_compiling() or torch.jit.is_tracing() or self.is_watched:
+        if is_tracing() or self.is_watched:
             return False
         return all(value is None or value is False for value in others)
 

@@ -31,6 +31,7 @@ from hf_cpu_accel.rewrite.encoder.parts import (
     EncoderSignature,
     lengthen_tables,
 )
+from hf_cpu_accel.runtime.tracing import is_tracing
 
 _NO_TABLES = (None, None)
 
@@ -183,7 +184,7 @@ class FusedEncoderLayer(FusedModuleMixin):
         """Return whether no code reads the skipped positions; bool [B, L] are the tokens."""
         if padding is None or not self._skips_padding:
             return padding is None
-        if self._computed_ends and (torch.compiler.is_compiling() or torch.jit.is_tracing()):
+        if self._computed_ends and is_tracing():
             return False  # a graph is for all batches
         ends = list(self._computed_ends)
         return not ends or remember(padding, ("tokens at", *ends), lambda: bool(padding[:, ends].all()))

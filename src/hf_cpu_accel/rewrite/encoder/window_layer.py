@@ -23,6 +23,7 @@ from hf_cpu_accel.rewrite.core.packed_module import check_inference
 from hf_cpu_accel.rewrite.encoder.parts import EncoderLayerParts
 from hf_cpu_accel.rewrite.encoder.window_match import Run, Windows, trace_windows
 from hf_cpu_accel.runtime.fork import new_lock
+from hf_cpu_accel.runtime.tracing import is_tracing
 from hf_cpu_accel.tolerance import ENCODER_LAYER, FEW_ROWS
 
 # Limit of the windows and biases of one layer. An image that needs more (Swin-T's first stage beyond 650 x 650) is skipped.
@@ -78,12 +79,7 @@ class FusedWindowLayer(FusedModuleMixin):
         return None if self._known.get(key) is None else Reference(args, kwargs)
 
     def _serves(self, hidden_states: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        if (
-            hidden_states.dim() != 3
-            or not len(hidden_states)
-            or torch.compiler.is_compiling()
-            or torch.jit.is_tracing()
-        ):
+        if hidden_states.dim() != 3 or not len(hidden_states) or is_tracing():
             return False
         switches = (*args, *kwargs.values())
         if any(value is not None and type(value) is not bool for value in switches) or self.is_watched:

@@ -17,6 +17,7 @@ from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.core.context import Context, linear_refusal, shares_weight
 from hf_cpu_accel.rewrite.core.rule import Match, Outcome
 from hf_cpu_accel.rewrite.core.verify import probe
+from hf_cpu_accel.runtime.tracing import is_tracing
 from hf_cpu_accel.tolerance import PACKED
 
 STRUCTURE = "linear (shared weight)"
@@ -60,7 +61,7 @@ def _is_ours(input: Any, weight: Tensor, bias: Tensor | None) -> bool:
         return False
     if input.shape[-1:] != weight.shape[1:] or not input.numel():
         return False
-    if torch.compiler.is_compiling() or torch.jit.is_tracing() or torch.is_autocast_enabled("cpu"):
+    if is_tracing() or torch.is_autocast_enabled("cpu"):
         return False
     return not wants_derivative(input, weight, bias)
 

@@ -29,6 +29,7 @@ from hf_cpu_accel.providers.describe import summary
 from hf_cpu_accel.rewrite.core.context import Context, refusal_to_swap
 from hf_cpu_accel.rewrite.core.rule import Match, Outcome
 from hf_cpu_accel.runtime.fork import new_lock
+from hf_cpu_accel.runtime.tracing import is_tracing
 from hf_cpu_accel.tolerance import QUANTIZED_OUTPUT
 
 OP, OWN = "quantized", "PyTorch"
@@ -79,7 +80,7 @@ class FastestEngine(Override):
 
     def __call__(self, input: Tensor) -> Tensor:
         own: Run = self.__wrapped__
-        if torch.compiler.is_compiling() or torch.jit.is_tracing() or not input.is_quantized:
+        if is_tracing() or not input.is_quantized:
             return own(input)
         features = 1 if input.dim() == 4 else -1
         rows = input.numel() // max(1, input.shape[features])
