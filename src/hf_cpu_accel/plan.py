@@ -213,8 +213,9 @@ def make(
         choice: the dtypes that were chosen for `config.accuracy`, if any.
     """
     from hf_cpu_accel.providers.describe import describe
+    from hf_cpu_accel.runtime.auto_dtype import auto_dtype
 
-    dtype = _auto_dtype(module) if config.dtype == "auto" else config.dtype.removesuffix("-static")
+    dtype = auto_dtype(module) if config.dtype == "auto" else config.dtype.removesuffix("-static")
     if choice is not None and choice.dtype != "auto":
         dtype = choice.dtype
     choices = () if choice is None else (choice,)
@@ -249,23 +250,6 @@ def under(name: str, plan: Plan) -> Plan:
         notes=tuple(f"{name}.{note}" for note in plan.notes),
         choices=tuple(dataclasses.replace(choice, name=name) for choice in plan.choices),
     )
-
-
-def _auto_dtype(module: nn.Module) -> str:
-    """Return the dtype for `dtype="auto"`: "bfloat16" where it is faster than float32, else "float32".
-
-    bfloat16 is faster on CPUs with bfloat16 products. It is also faster on any CPU for models that generate text: they read all
-    weights for each token, so half the bytes take half the time. bfloat16 weights are not widened, which would gain nothing.
-    """
-    import torch
-
-    from hf_cpu_accel.runtime import hardware
-
-    can_generate = getattr(module, "can_generate", None)
-    generates = callable(can_generate) and bool(can_generate())
-    weights = [parameter for parameter in module.parameters() if parameter.dim() >= 2]
-    narrow = bool(weights) and all(weight.dtype is torch.bfloat16 for weight in weights)
-    return "bfloat16" if generates or narrow or hardware.native_bf16_is_fast() else "float32"
 
 
 def _kernels() -> tuple[str, str]:
