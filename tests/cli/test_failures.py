@@ -15,11 +15,10 @@ COMMANDS = {
     "quantize": ["--report"],
     "bench": ["--task", "text-classification"],
     "chat": [],
-    "compile": [],
     "export": ["--aot", "model.pt2"],
     "report": [],
 }
-RANDOM = {"bench", "chat", "compile", "export", "report"}
+RANDOM = {"bench", "chat", "export", "report"}
 
 
 @pytest.mark.parametrize("command", COMMANDS)

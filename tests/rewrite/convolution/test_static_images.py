@@ -79,7 +79,7 @@ def test_blocks_are_computed_together_and_in_bytes() -> None:
     joined = stages[1]._joined
     assert joined is not None
     assert len(joined[0]) == 3
-    ranges = [step for step in steps_in(joined[1].layout) if step["range"] >= 0]
+    ranges = [step for step in steps_in(joined[1].layout) if step.range >= 0]
     assert len(ranges) == 7  # all convolutions but the last
     for _ in range(4):  # nothing looks into a call, so none differs
         assert torch.equal(values, model(pixels).last_hidden_state)
