@@ -22,6 +22,7 @@ from hf_cpu_accel.rewrite.core.autotune import with_unfused
 from hf_cpu_accel.rewrite.core.calibration import Example, requested_examples
 from hf_cpu_accel.rewrite.core.checks import check_models, check_patterns, check_whole
 from hf_cpu_accel.rewrite.core.first_call import with_first_calls
+from hf_cpu_accel.rewrite.generation import with_drafts
 from hf_cpu_accel.rewrite.linear.provider_report import with_providers
 from hf_cpu_accel.rewrite.quantized.engines import with_engines
 from hf_cpu_accel.rewrite.quantized.graph import with_lowered
@@ -166,7 +167,7 @@ def explain(target: object) -> Plan:
             acceleration = acceleration_of(part)
             assert acceleration is not None
             plan = with_unfused(with_providers(acceleration.plan, with_lowered(part)), part)
-            plan = with_engines(with_first_calls(plan, part), part)
+            plan = with_drafts(with_engines(with_first_calls(plan, part), part), part)
             plan_list.append(plans.under(root.name, plan))
     if not plan_list:
         return plans.nothing(threads=torch.get_num_threads())

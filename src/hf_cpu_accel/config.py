@@ -18,6 +18,7 @@ COMPILE = ("auto", "off", "now", "background")
 ORIGINALS = ("disk", "memory", "drop")
 PADDING = ("skip", "compute")
 KV_CACHES = ("auto", "float32", "bfloat16", "int8")
+SPECULATE = ("auto", "off")
 REORDER = ("none", "degree", "rcm")
 PROVIDERS = ("auto", "own")
 
@@ -82,6 +83,11 @@ class CPUAccelConfig:
             - `"int8"`: 8 bits, with a float32 scale per token and head.
             - `"auto"`: bfloat16 if the weights are packed in fewer than 32 bits and the attention is fused, or else the dtype of
               the model.
+        speculate: whether `generate` may draft tokens that it was not asked to draft.
+
+            - `"auto"`: it drafts what followed when the text last ended as it does now, where that pays, and where a token gets the
+              same logits, bit for bit, as without drafts.
+            - `"off"`: only with `prompt_lookup_num_tokens` or `assistant_model`.
         reorder: how to reorder the nodes of graphs; outputs keep the order of the caller. It helps graphs with a structure that
             their numbering does not reflect; measure before use.
 
@@ -105,6 +111,7 @@ class CPUAccelConfig:
     providers: str = "auto"
     padding: str = "skip"
     kv_cache: str = "auto"
+    speculate: str = "auto"
     int4_group: int = 32
     head_dtype: str = "auto"
     reorder: str = "none"
@@ -123,6 +130,7 @@ class CPUAccelConfig:
         _check_choice("providers", self.providers, PROVIDERS)
         _check_choice("padding", self.padding, PADDING)
         _check_choice("kv_cache", self.kv_cache, KV_CACHES)
+        _check_choice("speculate", self.speculate, SPECULATE)
         _check_choice("reorder", self.reorder, REORDER)
         _check_threads(self.threads)
         _check_accuracy(self.accuracy, self.dtype)

@@ -8,6 +8,7 @@ from transformers import FalconH1Config, FalconH1ForCausalLM, LogitsProcessor
 
 from hf_cpu_accel.generate.replay import steps
 from hf_cpu_accel.generate.replay.program import Program
+from hf_cpu_accel.generate.speculation.request import SpeculationRequest
 
 SETTINGS = {
     "do_sample": False,
@@ -35,6 +36,7 @@ def count_replayed(monkeypatch):
 
 def generate(model, inputs, *, replay, **settings):
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SpeculationRequest, "by_default", lambda _: None)  # one call per token
         if not replay:
             patch.setattr(steps, "_can_be_captured", lambda *_: False)
         return model.generate(**inputs, **{**SETTINGS, **settings})

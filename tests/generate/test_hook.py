@@ -36,7 +36,9 @@ def test_the_plan_says_who_runs_what():
     assert items["KV cache"].op == "cache"
     assert items["greedy search and sampling"].op == "decode"
     assert items["beam search"].op == "beam_search"
-    assert "the loop of transformers" in items["assisted and other decoding"].reason
+    assert items["speculative decoding"].op == "speculative_decode"
+    assert "the loop of transformers" in items["other decoding"].reason
+    assert "encoder" in generation_items(accelerated("t5"))["speculative decoding"].reason
     assert "generate" in str(explain(accelerated("llama")))
     assert generation_items(accelerate_for_cpu(build("llama").model, dtype="float32")) == {}
 
@@ -121,10 +123,10 @@ def test_a_setting_of_the_model_is_a_choice_too(loops):
     model.generation_config.use_cache = False
     assert model.generate(**inputs, **GREEDY, return_dict_in_generate=True).past_key_values is None
     model.generation_config.use_cache = True
-    model.generation_config.prompt_lookup_num_tokens = 2
+    model.generation_config.cache_implementation = "dynamic"
     model.generate(**inputs, **GREEDY)
     assert loops == []
-    model.generation_config.prompt_lookup_num_tokens = None
+    model.generation_config.cache_implementation = None
     model.generate(**inputs, **GREEDY)
     assert loops == [6]
 

@@ -1,4 +1,4 @@
-"""Decoding by transformers' own loops returns the same, and runs on this package's cache."""
+"""Decoding by transformers' own loops returns the same, and runs on this package's cache; and what it returns with drafts."""
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ def self_attention(cache):
     return getattr(cache, "self_attention_cache", cache)
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma2", "gpt2", "phi3"])
+@pytest.mark.parametrize("name", ["llama", "gemma2", "gpt2", "phi3", "t5"])
 @pytest.mark.parametrize("draft", ["itself", "another", "another, accelerated"])
 def test_assisted_generation(name, draft, loops):
     inputs, results = prompt(9), []
@@ -34,7 +34,7 @@ def test_assisted_generation(name, draft, loops):
             model.generate(**inputs, assistant_model=assistant, do_sample=False, max_new_tokens=40)
         )
     assert results[0].tolist() == results[1].tolist()
-    assert loops == []
+    assert bool(loops) is (name != "t5")
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma2", "t5", "bart"])
@@ -42,11 +42,7 @@ def test_prompt_lookup(name, loops):
     inputs = prompt(6)
     inputs = {key: value.repeat(1, 4) for key, value in inputs.items()}
     assert_same(name, inputs, do_sample=False, max_new_tokens=40, prompt_lookup_num_tokens=5)
-    assert loops == []
-
-
-def test_assisted_sampling():
-    assert_same("llama", prompt(12), seed=5, do_sample=True, max_new_tokens=30, prompt_lookup_num_tokens=3)
+    assert bool(loops) is (name not in ENCODER_DECODERS)
 
 
 def test_a_static_cache_begins_with_one_token():

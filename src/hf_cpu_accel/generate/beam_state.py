@@ -85,10 +85,9 @@ class Beams:
         self._look_ahead(end)
         return torch.from_numpy(origins.astype(np.int64))
 
-    def tokens(self) -> tuple[Tensor, Tensor]:
-        """Return the sequences int64 [batch * beams, length] so far, and the last token of each, [batch * beams]."""
-        ids = torch.from_numpy(self._running[:, :, : self.length].reshape(-1, self.length))
-        return ids, ids[:, -1]
+    def tokens(self) -> Tensor:
+        """Return the sequences int64 [batch * beams, length] so far."""
+        return torch.from_numpy(self._running[:, :, : self.length].reshape(-1, self.length))
 
     def results(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return the best `num_return_sequences` of each text: tokens [n, length], scores [n], and the beams of the tokens [n,

@@ -48,7 +48,7 @@ def beam_search(
     process = in_place(logits_processor)
 
     outputs, model_inputs = prefill(model, input_ids, generation_config, model_kwargs, mask_length)
-    step_inputs = StepInputs(model, model_inputs, model_kwargs, outputs)
+    step_inputs = StepInputs(model, model_inputs, model_kwargs, outputs, input_ids.shape[1])
     to_come = generation_config.max_length - input_ids.shape[1]
     step = DecodeSteps(model, step_inputs.cache, input_ids.shape[1] + 1, to_come)
     ids = input_ids
@@ -64,9 +64,9 @@ def beam_search(
         step_inputs.cache.reorder_cache(origins)
         if not beams.goes_on:
             break
-        ids, last = beams.tokens()
+        ids = beams.tokens()
         del outputs, logits, scores
-        outputs = step(step_inputs.after(last, ids))
+        outputs = step(step_inputs.after(ids))
         step_inputs.go_on_with(outputs)
     sequences, sequences_scores, beam_indices = beams.results()
     if not generation_config.return_dict_in_generate:

@@ -17,6 +17,8 @@ from hf_cpu_accel.generate.inputs import CACHE
 from hf_cpu_accel.hosts.arguments import CACHES, parameters_of
 
 MODES = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE)
+# With a drafter, these give what the others give, in fewer calls.
+DECODE_MODES = (*MODES, GenerationMode.ASSISTED_GENERATION)
 BEAM_MODES = (GenerationMode.BEAM_SEARCH, GenerationMode.BEAM_SAMPLE)
 # Arguments of the model besides the prompt that do not change between tokens.
 _MODEL_INPUTS = {
@@ -32,7 +34,7 @@ _MODEL_INPUTS = {
 }
 # Arguments of `generate` and settings which change the loop itself.
 _ARGUMENTS = (
-    "assistant_model",
+    "assistant_tokenizer",
     "synced_gpus",
     "negative_prompt_ids",
     "negative_prompt_attention_mask",
@@ -120,7 +122,7 @@ class Request:
             and not any(getattr(settings, name, None) for name in _SETTINGS)
             and not (chunked and model.config.is_encoder_decoder)
             and not any(not hasattr(settings, name) for name in extra)
-            and (self.mode in MODES or (self.mode in BEAM_MODES and beam_refusal(model) is None))
+            and (self.mode in DECODE_MODES or (self.mode in BEAM_MODES and beam_refusal(model) is None))
             and not torch.compiler.is_compiling()
         )
 
@@ -131,8 +133,20 @@ class Request:
 
     @property
     def mode(self) -> GenerationMode:
-        mode: GenerationMode = self.settings.get_generation_mode()
+        mode: GenerationMode = self.settings.get_generation_mode(self.assistant)
         return mode
+
+    @property
+    def assistant(self) -> Any:
+        """Return the model that is to draft tokens, or None."""
+        return self.arguments.get("assistant_model")
+
+    def sequences(self) -> int:
+        """Return the number of sequences to generate."""
+        embeds = self.keywords.get("inputs_embeds")
+        prompt = embeds if self.prompt is None else self.prompt
+        prompts = len(prompt) if isinstance(prompt, Tensor) else 1
+        return prompts * int(self.settings.num_return_sequences or 1)
 
     @property
     def prompt(self) -> Tensor | None:

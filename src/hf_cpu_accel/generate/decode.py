@@ -7,6 +7,7 @@ the usual way, they are prepared once.
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import torch
@@ -15,10 +16,12 @@ from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteria
 from transformers.generation import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
 from transformers.generation.streamers import BaseStreamer
 
-from hf_cpu_accel.generate.coverage import MODES
+from hf_cpu_accel.generate.coverage import DECODE_MODES
 from hf_cpu_accel.generate.inputs import CACHE, StepInputs, prefill
 from hf_cpu_accel.generate.processors import in_place
 from hf_cpu_accel.generate.replay.steps import DecodeSteps
+from hf_cpu_accel.generate.speculation.request import SpeculationRequest
+from hf_cpu_accel.generate.speculation.steps import SpeculativeSteps
 
 _ROOM = 1024  # new tokens with preallocated places
 
@@ -35,6 +38,7 @@ def decode(
     generation_config: GenerationConfig,
     streamer: BaseStreamer | None = None,
     mask_length: int | None = None,
+    speculation: SpeculationRequest | None = None,
     **model_kwargs: Any,
 ) -> Tensor | GenerateDecoderOnlyOutput | GenerateEncoderDecoderOutput:
     """Run greedy search or sampling, as a `custom_generate` of `GenerationMixin.generate`.
@@ -44,12 +48,13 @@ def decode(
         streamer: gets the tokens [batch] of each step. `generate` does not pass it to a `custom_generate`, so it is bound
             before.
         mask_length: columns of the attention mask that `generate` got or created, even if it does not pass the mask on.
+        speculation: how to draft tokens, or None for one call of the model per token.
         model_kwargs: further arguments of the model.
 
     Returns:
         int64 [batch, prompt length + new tokens], or the output object if `return_dict_in_generate`.
     """
-    if generation_config.get_generation_mode() not in MODES:
+    if generation_config.get_generation_mode() not in DECODE_MODES:
         raise NotCovered
     recorded = Recorded(generation_config)
     choose = _sampled if generation_config.do_sample else _largest
@@ -61,28 +66,63 @@ def decode(
     process: Any = logits_processor if recorded.wanted else in_place(logits_processor)
 
     outputs, model_inputs = prefill(model, input_ids, generation_config, model_kwargs, mask_length)
-    step_inputs = StepInputs(model, model_inputs, model_kwargs, outputs)
-    step = DecodeSteps(model, step_inputs.cache, tokens.length + 1, tokens.to_come)
-    while True:
-        logits = outputs.logits[:, -1].to(dtype=torch.float32, device=input_ids.device, copy=copies)
-        ids = tokens.so_far()
-        scores = process(ids, logits) if copies else logits
-        recorded.add(scores, logits)
-        chosen = finished.padded(choose(scores))
-        ids = tokens.append(chosen)
-        finished.check(ids, recorded.scores)
-        if streamer is not None:
-            streamer.put(chosen.cpu())
-        if finished.all:
-            break
-        del outputs, logits, scores  # of the prompt they may be large
-        outputs = step(step_inputs.after(chosen, ids))
-        step_inputs.go_on_with(outputs)
+    last = outputs.logits[:, -1]
+    step_inputs = StepInputs(model, model_inputs, model_kwargs, outputs, tokens.length)
+    del outputs  # of the prompt they may be large
+    with contextlib.closing(_steps(model, step_inputs, tokens, speculation, model_kwargs)) as steps:
+        while True:
+            logits = last.to(dtype=torch.float32, device=input_ids.device, copy=copies)
+            ids = tokens.so_far()
+            scores = process(ids, logits) if copies else logits
+            recorded.add(scores, logits)
+            chosen = finished.padded(choose(scores))
+            ids = tokens.append(chosen)
+            finished.check(ids, recorded.scores)
+            if streamer is not None:
+                streamer.put(chosen.cpu())
+            if finished.all:
+                break
+            del last, logits, scores
+            last = steps(ids)
     if streamer is not None:
         streamer.end()
     if not generation_config.return_dict_in_generate:
         return tokens.so_far().clone()
     return recorded.output(model, tokens.so_far().clone(), step_inputs.cache)
+
+
+class _OneToken:
+    """Steps of one call of the model per token."""
+
+    def __init__(self, model: Any, inputs: StepInputs, tokens: _Tokens) -> None:
+        self._inputs = inputs
+        self._steps = DecodeSteps(model, inputs.cache, tokens.length + 1, tokens.to_come)
+
+    def __call__(self, ids: Tensor) -> Tensor:
+        """Return logits [batch, vocabulary] of the token after `ids`, int64 [batch, tokens], which have one more than the last
+        time."""
+        outputs = self._steps(self._inputs.after(ids))
+        self._inputs.go_on_with(outputs)
+        logits: Tensor = outputs.logits[:, -1]
+        return logits
+
+    def close(self) -> None:
+        """Leave the cache as it is."""
+
+
+def _steps(
+    model: Any,
+    inputs: StepInputs,
+    tokens: _Tokens,
+    speculation: SpeculationRequest | None,
+    model_kwargs: dict[str, Any],
+) -> _OneToken | SpeculativeSteps:
+    if speculation is not None:
+        mask, longest = model_kwargs.get("attention_mask"), tokens.longest
+        steps = speculation.steps(model, inputs, tokens.so_far(), mask, longest)
+        if steps is not None:
+            return steps
+    return _OneToken(model, inputs, tokens)
 
 
 def _sampled(scores: Tensor) -> Tensor:
@@ -103,6 +143,7 @@ class _Tokens:
 
     def __init__(self, input_ids: Tensor, max_length: int | None) -> None:
         batch, self.length = input_ids.shape
+        self.longest = max_length
         longest = self.length + _ROOM if max_length is None else max_length
         self.buffer = input_ids.new_empty(batch, max(self.length + 1, min(longest, self.length + _ROOM)))
         self.buffer[:, : self.length] = input_ids

@@ -11,12 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import EncoderDecoderCache, GenerationMixin
+from transformers.generation import GenerationMode
 
 from hf_cpu_accel.generate.beams import beam_search
 from hf_cpu_accel.generate.cache import CPUCache, CPUCacheLayer, CPUCrossCache, cache_refusal
 from hf_cpu_accel.generate.continuous import StartSession
 from hf_cpu_accel.generate.coverage import (
-    MODES,
+    DECODE_MODES,
     NO_KEYS,
     Request,
     beam_refusal,
@@ -25,6 +26,8 @@ from hf_cpu_accel.generate.coverage import (
 )
 from hf_cpu_accel.generate.decode import NotCovered, decode
 from hf_cpu_accel.generate.inputs import CACHE
+from hf_cpu_accel.generate.speculation.draft import Speculation
+from hf_cpu_accel.generate.speculation.request import SpeculationRequest, speculation_refusal
 from hf_cpu_accel.hosts.arguments import NATIVE_ATTENTION
 from hf_cpu_accel.patching.override import Override
 from hf_cpu_accel.patching.restore import Journal, add_attribute
@@ -33,6 +36,7 @@ from hf_cpu_accel.runtime.context import within
 
 _CACHE = "KV cache"
 _LOOP, _BEAMS = "greedy search and sampling", "beam search"
+_SPECULATION = "speculative decoding"
 _BATCHING = "continuous batching"
 
 
@@ -59,13 +63,21 @@ _placing: ContextVar[_Placing | None] = ContextVar("placing", default=None)
 
 
 class Generate(Override):
-    """`model.generate` of an accelerated model."""
+    """`model.generate` of an accelerated model.
+
+    Attributes:
+        cache_dtype: dtype of the cache, or None for the dtype of the keys.
+        speculates: whether to draft tokens without being asked to.
+        speculation: what became of the drafts of all calls.
+    """
 
     name = "generate"
 
-    def __init__(self, model: Any, cache_dtype: torch.dtype | None) -> None:
+    def __init__(self, model: Any, cache_dtype: torch.dtype | None, *, speculates: bool) -> None:
         super().__init__(model)
         self.cache_dtype = cache_dtype
+        self.speculates = speculates and speculation_refusal(model) is None
+        self.speculation = Speculation()
         self.loops = loop_refusal(model) is None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -77,20 +89,37 @@ class Generate(Override):
         with within(_placing, _Placing(self.cache_dtype) if request.gets_cache() else None):
             if self.loops and request.gets_loop(self.model):
                 with contextlib.suppress(NotCovered):
-                    return stock(
-                        **{**request.arguments, **request.keywords, "custom_generate": _loop(request)}
-                    )
+                    return stock(**self._through(request))
             return stock(*args, **kwargs)
 
+    def _through(self, request: Request) -> dict[str, Any]:
+        """Return the arguments of a call that runs the loop of this package.
 
-def _loop(request: Request) -> Callable[..., Any]:
+        Raises:
+            NotCovered: it asks for drafts that this loop cannot verify.
+        """
+        speculation = SpeculationRequest.by_default(self.speculation) if self.speculates else None
+        if request.mode is GenerationMode.ASSISTED_GENERATION:
+            asked = SpeculationRequest.of(self.model, request.settings, request.assistant, self.speculation)
+            unread = request.assistant is not None and request.prompt is None  # embeddings of this model
+            if asked is None or unread or request.sequences() != 1:
+                raise NotCovered
+            speculation = asked
+        arguments = {**request.arguments, **request.keywords}
+        arguments.pop("assistant_model", None)
+        return {**arguments, "custom_generate": _loop(request, speculation)}
+
+
+def _loop(request: Request, speculation: SpeculationRequest | None) -> Callable[..., Any]:
     """Return the `custom_generate` of a call. Models that generate by segment may use beams for some segments and sampling for
     others."""
     streamer, mask_length = request.arguments.get("streamer"), request.mask_length()
 
     def loop(model: Any, input_ids: Tensor, **given: Any) -> Any:
-        if given["generation_config"].get_generation_mode() in MODES:
-            return decode(model, input_ids, streamer=streamer, mask_length=mask_length, **given)
+        if given["generation_config"].get_generation_mode() in DECODE_MODES:
+            return decode(
+                model, input_ids, streamer=streamer, mask_length=mask_length, speculation=speculation, **given
+            )
         return beam_search(model, input_ids, mask_length=mask_length, **given)
 
     return loop
@@ -129,17 +158,20 @@ def _in_place_of(cache: Any, dtype: torch.dtype | None) -> Any:
     return CPUCache.like(cache, dtype) if CPUCache.can_replace(cache) else cache
 
 
-def install(model: Any, path: str, journal: Journal, cache_dtype: torch.dtype | None) -> list[PlanItem]:
+def install(
+    model: Any, path: str, journal: Journal, cache_dtype: torch.dtype | None, *, speculates: bool
+) -> list[PlanItem]:
     """Override the methods of `model` for generation, if it generates.
 
     Args:
         cache_dtype: dtype of the cache, or None for the dtype of the keys.
+        speculates: whether to draft tokens without being asked to.
     """
     if not (issubclass(type(model), GenerationMixin) and model.can_generate()):
         return []
     path = f"{path}.generate".lstrip(".")
     overrides = (
-        Generate(model, cache_dtype),
+        Generate(model, cache_dtype, speculates=speculates),
         *(kind(model) for kind in _OTHERS if hasattr(type(model), kind.name)),
     )
     taken = [override.name for override in overrides if override.name in vars(model)]
@@ -177,9 +209,17 @@ def _loop_items(model: Any, path: str) -> list[PlanItem]:
     return [
         PlanItem(path, _LOOP, "decode", "float32", packed_bytes=0, reason=None),
         beams,
-        PlanItem.left(path, "assisted and other decoding", others),
+        _speculation_item(model, path),
+        PlanItem.left(path, "other decoding", others),
         _batching_item(model, path),
     ]
+
+
+def _speculation_item(model: Any, path: str) -> PlanItem:
+    reason = speculation_refusal(model)
+    if reason is not None:
+        return PlanItem.left(path, _SPECULATION, f"the loop of transformers runs: {reason}")
+    return PlanItem(path, _SPECULATION, "speculative_decode", "float32", packed_bytes=0, reason=None)
 
 
 def _batching_item(model: Any, path: str) -> PlanItem:

@@ -67,16 +67,21 @@ def _counts_nothing(cache: Any) -> bool:
 
 
 class StepInputs:
-    """The inputs of the model for one new token of each sequence, step by step.
+    """The inputs of the model for new tokens of each sequence, step by step.
 
-    A model that prepares its inputs in the usual way gets the same dictionary each time, with a new token, position and mask. A
+    A model that prepares its inputs in the usual way gets the same dictionary each time, with new tokens, positions and a mask. A
     model that overrides this is asked each time.
+
+    Args:
+        length: tokens of each sequence when the model was called with `first`.
 
     Attributes:
         cache: the cache that the model continues with.
     """
 
-    def __init__(self, model: Any, first: dict[str, Any], model_kwargs: dict[str, Any], outputs: Any) -> None:
+    def __init__(
+        self, model: Any, first: dict[str, Any], model_kwargs: dict[str, Any], outputs: Any, length: int
+    ) -> None:
         self.cache = _handed_back(outputs, first.get(CACHE, model_kwargs.get(CACHE)))
         prefix = "decoder_" if model.config.is_encoder_decoder else ""
         self._ids, self._mask = f"{prefix}input_ids", f"{prefix}attention_mask"
@@ -85,25 +90,30 @@ class StepInputs:
         self._inputs = {**(first if self._own_way is None else model_kwargs), CACHE: self.cache}
         if self._own_way is None:
             self._inputs.pop("inputs_embeds", None)
-        mask, self._positions = model_kwargs.get(self._mask), model_kwargs.get(self._position)
-        self._masks = None if mask is None else _GrowingMask(mask)
-        if self._positions is not None and self._own_way is None:
-            self._positions = self._positions[..., -1:]
+        mask, positions = model_kwargs.get(self._mask), model_kwargs.get(self._position)
+        self._masks = None if mask is None else _GrowingMask(mask, mask.shape[1] - length)
+        if positions is not None and self._own_way is None:
+            positions = positions[..., -1:]
+        self._first_positions: Tensor | None = positions
+        self._length = length
 
-    def after(self, chosen: Tensor, ids: Tensor) -> dict[str, Any]:
-        """Return the inputs for the tokens `chosen`, int64 [batch], which are the last column of `ids`."""
-        inputs = self._inputs
+    def after(self, ids: Tensor, new_tokens: int = 1) -> dict[str, Any]:
+        """Return the inputs for the last columns of `ids`, int64 [batch, tokens], with logits for all of them."""
+        inputs, length = self._inputs, ids.shape[1]
         if self._masks is not None:
-            inputs[self._mask] = self._masks.next()
+            inputs[self._mask] = self._masks.over(length)
+        if "logits_to_keep" in inputs:
+            inputs["logits_to_keep"] = new_tokens
+        positions = self._first_positions
         if self._own_way is None:
-            inputs[self._ids] = chosen[:, None]
-            if self._positions is not None:
-                inputs[self._position] = self._positions = self._positions + 1
+            inputs[self._ids] = ids[:, -new_tokens:]
+            if positions is not None:
+                inputs[self._position] = positions + self._since(length - new_tokens, length)
             return inputs
-        if self._positions is not None:
-            self._positions = torch.cat([self._positions, self._positions[..., -1:] + 1], dim=-1)
-            inputs[self._position] = self._positions
-        prepared: dict[str, Any] = self._own_way(ids, next_sequence_length=1, **inputs)
+        if positions is not None:
+            later = positions[..., -1:] + self._since(self._length, length)
+            inputs[self._position] = torch.cat([positions, later], dim=-1)
+        prepared: dict[str, Any] = self._own_way(ids, next_sequence_length=new_tokens, **inputs)
         return prepared
 
     def go_on_with(self, outputs: Any) -> None:
@@ -111,19 +121,29 @@ class StepInputs:
         if self._own_way is not None:
             self.cache = self._inputs[CACHE] = _handed_back(outputs, self.cache)
 
+    def _since(self, begin: int, end: int) -> Tensor:
+        """Return how far the positions `begin` to `end` are from the last one of the prompt."""
+        return torch.arange(begin - self._length + 1, end - self._length + 1)
+
 
 class _GrowingMask:
-    """An attention mask [batch, tokens] that gets a column of ones with each token."""
+    """An attention mask [batch, tokens] that gets columns of ones.
 
-    def __init__(self, mask: Tensor) -> None:
-        self._buffer = mask
-        self._length = mask.shape[1]
+    Args:
+        more: how many columns it has more than the text has tokens: for embeddings.
+    """
 
-    def next(self) -> Tensor:
-        self._length += 1
-        if self._length > self._buffer.shape[1]:
-            self._buffer = torch.cat([self._buffer, self._buffer.new_ones(len(self._buffer), _ROOM)], dim=1)
-        return self._buffer[:, : self._length]
+    def __init__(self, mask: Tensor, more: int) -> None:
+        self._buffer, self._more = mask, more
+
+    def over(self, length: int) -> Tensor:
+        """Return the mask over a text of `length` tokens."""
+        columns = length + self._more
+        missing = columns - self._buffer.shape[1]
+        if missing > 0:
+            ones = self._buffer.new_ones(len(self._buffer), missing + _ROOM)
+            self._buffer = torch.cat([self._buffer, ones], dim=1)
+        return self._buffer[:, :columns]
 
 
 def _handed_back(outputs: Any, cache: Any) -> Any:

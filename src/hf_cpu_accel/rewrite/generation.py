@@ -7,7 +7,7 @@ from torch import nn
 
 from hf_cpu_accel.hosts.arguments import NATIVE_ATTENTION
 from hf_cpu_accel.hosts.loaded import loaded
-from hf_cpu_accel.plan import PlanItem
+from hf_cpu_accel.plan import Plan, PlanItem
 from hf_cpu_accel.rewrite.core.context import Context
 from hf_cpu_accel.rewrite.decoder.layer import FusedDecoderLayer
 
@@ -24,8 +24,16 @@ def accelerate_generation(context: Context) -> list[PlanItem]:
     items: list[PlanItem] = []
     for path, module in context.root.named_modules():
         if not (path and context.skipped(path)):
-            items.extend(install(module, path, context.journal, _cache_dtype(module, context)))
+            dtype, speculates = _cache_dtype(module, context), context.config.speculate == "auto"
+            items.extend(install(module, path, context.journal, dtype, speculates=speculates))
     return items
+
+
+def with_drafts(plan: Plan, root: nn.Module) -> Plan:
+    """Return `plan` with a note of what became of drafted tokens so far."""
+    counted = [getattr(vars(module).get("generate"), "speculation", None) for module in root.modules()]
+    notes = [f"speculative decoding: {drafts}" for drafts in counted if drafts is not None and drafts.calls]
+    return plan.with_notes((*plan.notes, *notes)) if notes else plan
 
 
 def _cache_dtype(model: nn.Module, context: Context) -> torch.dtype | None:

@@ -11,6 +11,7 @@ from hf_cpu_accel.serve.engine.forward import Forward
 from tests.generate.decoders import DECODER_ONLY, END, accelerated, eager
 from tests.generate.replaying import count_replayed
 from tests.serve.engine.cases import alone, text, texts
+from tests.serve.engine.test_engine import wait_until
 
 LENGTHS = (1, 9, 17, 3, 24, 12, 2, 8, 30)
 
@@ -105,7 +106,9 @@ def test_long_prompts_do_not_block_other_requests(monkeypatch):
         sizes.append(ids.shape[1])
         return call(self, ids, *others)
 
-    with Engine(accelerated("llama"), prefill_chunk=16, prefix_cache_bytes=0) as engine:
+    model = accelerated("llama")
+    monkeypatch.setattr(model.generate, "speculates", False)
+    with Engine(model, prefill_chunk=16, prefix_cache_bytes=0) as engine:
         monkeypatch.setattr(Forward, "__call__", counted)
         short = engine.submit(text(5), max_new_tokens=300)
         next(iter(short))
@@ -130,8 +133,26 @@ def test_steps_between_changes_of_the_rows_are_replayed(monkeypatch):
     model, asked = accelerated("llama"), [(text(9), 60), (text(30, seed=1), 90)]
     expected = [alone(model, ids, tokens, eos_token_id=None) for ids, tokens in asked]
     replayed = count_replayed(monkeypatch)
+    monkeypatch.setattr(model.generate, "speculates", False)
     with Engine(model, rows=2) as engine:
         answers = [engine.submit(ids, max_new_tokens=tokens) for ids, tokens in asked]
         assert [answer.result() for answer in answers] == expected
     assert replayed.count(True) >= 60
     assert replayed.count(False) <= 2
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8", "int4"])
+def test_a_sequence_that_is_alone_gets_drafts(dtype, monkeypatch):
+    """Others come and leave meanwhile; the tokens stay those of plain steps."""
+    model = accelerated("llama", dtype)
+    asked = [(text(9) * 4, 200), (text(9) * 4, 30), (text(20, seed=2), 90)]
+    monkeypatch.setattr(model.generate, "speculates", False)
+    expected = [alone(model, ids, tokens, eos_token_id=None) for ids, tokens in asked]
+    monkeypatch.setattr(model.generate, "speculates", True)
+    with Engine(model, rows=3) as engine:
+        first = engine.submit(asked[0][0], max_new_tokens=200)
+        wait_until(lambda: engine.metrics.speculation.accepted > 5)
+        others = [engine.submit(ids, max_new_tokens=tokens) for ids, tokens in asked[1:]]
+        assert [answer.result() for answer in (first, *others)] == expected
+        drafts = engine.metrics.speculation
+        assert 0 < drafts.accepted <= drafts.drafted

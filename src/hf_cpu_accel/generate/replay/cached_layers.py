@@ -1,4 +1,4 @@
-"""The cache layers that get a token in every decode step: in storage that fused layers write, or by concatenation."""
+"""The cache layers that get tokens in every decode step: in storage that fused layers write, or by concatenation."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Concatenated:
-    """Keys and values of a layer of transformers, which concatenates them with those of the token."""
+    """Keys and values of a layer of transformers, which concatenates them with those of new tokens."""
 
     keys: Tensor
     values: Tensor
@@ -87,12 +87,12 @@ class CachedLayers:
             found += [getattr(layer, name, None) for name in names]
         return found
 
-    def put(self, index: int, keys: Tensor, values: Tensor) -> None:
-        """Set the contents of a layer by concatenation after a step."""
+    def put(self, index: int, keys: Tensor, values: Tensor, new_tokens: int) -> None:
+        """Set the contents of a layer by concatenation after a step with so many tokens."""
         layer = self._cache.layers[index]
         layer.keys, layer.values = keys, values
         if type(layer) is DynamicSlidingWindowLayer:
-            layer.cumulative_length += 1
+            layer.cumulative_length += new_tokens
 
     def layer(self, index: int, held: StoredTokens) -> Layer:
         """Return the layer with these stored tokens."""
@@ -108,14 +108,14 @@ class CachedLayers:
             if isinstance(layer, CPUCrossCacheLayer) and layer.encoder_sequences is not None
         }
 
-    def reserve(self, layers: Iterable[Layer], seen: int) -> list[KeyValueStorage] | None:
-        """Return storages with room for one more token, or None if one of them does not continue a text of `seen` tokens."""
+    def reserve(self, layers: Iterable[Layer], seen: int, new_tokens: int) -> list[KeyValueStorage] | None:
+        """Return storages with room for new tokens, or None if one of them does not continue a text of `seen` tokens."""
         stores = []
         for layer in layers:
             store = storage_of(self._cache, layer.index, layer.repeats)
             if store is None or (store.rows is not None) is not layer.is_shared:
                 return None
-            store.reserve(*layer.sizes, layer.dtype, 1)
+            store.reserve(*layer.sizes, layer.dtype, new_tokens)
             if store.dropped + store.length != seen:
                 return None
             stores.append(store)

@@ -56,9 +56,10 @@ class Capture:
                 tensor
             without a name comes from outside.
         sizes: of the inputs.
-        written: the cache layers that got the token, by index, with their contents now.
+        new_tokens: how many each sequence gets.
+        written: the cache layers that got them, by index, with their contents now.
         put: the cache layers with new keys and values instead, by index, with the names of these two.
-        seen: how many tokens each layer in `written` and `put` has seen with this one.
+        seen: how many tokens each layer in `written` and `put` has seen with these.
         logits: the output of the step.
         bytes: size of the outputs of the ops, which are kept.
     """
@@ -66,6 +67,7 @@ class Capture:
     ops: list[Op] = field(default_factory=list)
     names: dict[int, Name] = field(default_factory=dict)
     sizes: dict[str, torch.Size] = field(default_factory=dict)
+    new_tokens: int = 1
     written: dict[int, StoredTokens] = field(default_factory=dict)
     put: dict[int, tuple[Name, Name]] = field(default_factory=dict)
     seen: set[int] = field(default_factory=set)
@@ -85,10 +87,10 @@ class Capture:
 
 
 def capture(
-    model: Callable[..., Any], inputs: Mapping[str, Any], layers: CachedLayers
+    model: Callable[..., Any], inputs: Mapping[str, Any], layers: CachedLayers, new_tokens: int = 1
 ) -> tuple[Any, Capture | CannotReplay]:
     """Return the output of `model(**inputs, return_dict=True)`, and the ops of that call, or why they cannot be replayed."""
-    captured = Capture()
+    captured = Capture(new_tokens=new_tokens)
     refusals: list[str] = []
 
     def around_op(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -167,10 +169,10 @@ def _name(
 
 
 def _find_written(captured: Capture, before: dict[int, StoredTokens], held: dict[int, StoredTokens]) -> None:
-    """Find the layers that got the token; their lengths become `Past` in the arguments of fused layers.
+    """Find the layers that got the new tokens; their lengths become `Past` in the arguments of fused layers.
 
     Raises:
-        CannotReplay: the layers did not get exactly one token.
+        CannotReplay: the layers got another number of tokens.
     """
     for number, op in enumerate(captured.ops):
         if op.func is not _DECODER_LAYERS:
@@ -180,15 +182,15 @@ def _find_written(captured: Capture, before: dict[int, StoredTokens], held: dict
             name = captured.name_of(keys)
             if name is not None and name[0] == "keys":
                 layer = held[name[1]]
-                if past[place] != layer.seen - layer.dropped - 1:
+                if past[place] != layer.seen - layer.dropped - captured.new_tokens:
                     raise CannotReplay("a layer reads tokens that are not in its cache")
                 past[place] = Past(("past", name[1]))
         args = (*op.args[:_PAST], past, *op.args[_PAST + 1 :])
         captured.ops[number] = Op(op.func, args, op.kwargs, op.output)
     for index, layer in held.items():
         seen = before[index].seen if index in before else 0
-        if layer.seen not in (seen, seen + 1) or (index not in before and layer.seen):
-            raise CannotReplay("more than one token was added to its cache")
+        if layer.seen not in (seen, seen + captured.new_tokens) or (index not in before and layer.seen):
+            raise CannotReplay("tokens other than the new ones were added to its cache")
         if layer.seen != seen:
             captured.written[index] = layer
             captured.seen.add(layer.seen)
@@ -198,7 +200,7 @@ def _find_put(captured: Capture, before: dict[int, Concatenated], joined: dict[i
     """Find the layers with new keys and values.
 
     Raises:
-        CannotReplay: they do not have exactly one token more, or no captured op created them.
+        CannotReplay: they have another number of new tokens, or no captured op created them.
     """
     for index, layer in joined.items():
         if index not in before:
@@ -206,8 +208,8 @@ def _find_put(captured: Capture, before: dict[int, Concatenated], joined: dict[i
         if layer.keys is before[index].keys and layer.values is before[index].values:
             continue
         keys, values = captured.name_of(layer.keys), captured.name_of(layer.values)
-        if layer.seen != before[index].seen + 1 or keys is None or values is None:
-            raise CannotReplay("tokens other than the new one were added to its cache")
+        if layer.seen != before[index].seen + captured.new_tokens or keys is None or values is None:
+            raise CannotReplay("tokens other than the new ones were added to its cache")
         captured.put[index] = keys, values
         captured.seen.add(layer.seen)
 

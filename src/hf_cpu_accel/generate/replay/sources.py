@@ -29,11 +29,12 @@ class Source:
 
     reads: tuple[Name, ...] = ()
 
-    def value(self, known: Mapping[Name, Any], step: int) -> Any:
-        """Return the argument. `known` has the inputs and results of this step by name; step 0 is the first captured one."""
+    def value(self, known: Mapping[Name, Any], tokens: int) -> Any:
+        """Return the argument. `known` has the inputs and results of this step by name; `tokens` counts
+        those of the text since the first captured step."""
         raise NotImplementedError
 
-    def is_source_of(self, value: Any, name_of: NameOf, step: int) -> bool:
+    def is_source_of(self, value: Any, name_of: NameOf, tokens: int) -> bool:
         """Return whether the argument would be `value` in a captured step, whose tensors have names by `name_of`."""
         raise NotImplementedError
 
@@ -44,10 +45,10 @@ class Constant(Source):
 
     constant: Any
 
-    def value(self, known: Mapping[Name, Any], step: int) -> Any:
+    def value(self, known: Mapping[Name, Any], tokens: int) -> Any:
         return self.constant
 
-    def is_source_of(self, value: Any, name_of: NameOf, step: int) -> bool:
+    def is_source_of(self, value: Any, name_of: NameOf, tokens: int) -> bool:
         return _is_same(self.constant, value, name_of)
 
 
@@ -61,10 +62,10 @@ class Named(Source):
     def reads(self) -> tuple[Name, ...]:  # type: ignore[override]
         return (self.name,)
 
-    def value(self, known: Mapping[Name, Any], step: int) -> Any:
+    def value(self, known: Mapping[Name, Any], tokens: int) -> Any:
         return known[self.name]
 
-    def is_source_of(self, value: Any, name_of: NameOf, step: int) -> bool:
+    def is_source_of(self, value: Any, name_of: NameOf, tokens: int) -> bool:
         return self.name == (name_of(value) if isinstance(value, Tensor) else getattr(value, "name", None))
 
 
@@ -74,25 +75,25 @@ class Copied(Source):
 
     original: Tensor
 
-    def value(self, known: Mapping[Name, Any], step: int) -> Any:
+    def value(self, known: Mapping[Name, Any], tokens: int) -> Any:
         return self.original.clone()
 
-    def is_source_of(self, value: Any, name_of: NameOf, step: int) -> bool:
+    def is_source_of(self, value: Any, name_of: NameOf, tokens: int) -> bool:
         return isinstance(value, Tensor) and name_of(value) is None and _are_equal(self.original, value)
 
 
 @dataclass(frozen=True)
 class Counted(Source):
-    """A number that grows by the same amount in each step."""
+    """A number that grows by the same amount with each token of the text."""
 
     first: int
     more: int
 
-    def value(self, known: Mapping[Name, Any], step: int) -> Any:
-        return self.first + step * self.more
+    def value(self, known: Mapping[Name, Any], tokens: int) -> Any:
+        return self.first + tokens * self.more
 
-    def is_source_of(self, value: Any, name_of: NameOf, step: int) -> bool:
-        return type(value) is int and value == self.first + step * self.more
+    def is_source_of(self, value: Any, name_of: NameOf, tokens: int) -> bool:
+        return type(value) is int and value == self.first + tokens * self.more
 
 
 @dataclass(frozen=True)
@@ -105,21 +106,24 @@ class Several(Source):
     def reads(self) -> tuple[Name, ...]:  # type: ignore[override]
         return tuple(name for source in self.sources for name in source.reads)
 
-    def value(self, known: Mapping[Name, Any], step: int) -> Any:
-        return [source.value(known, step) for source in self.sources]
+    def value(self, known: Mapping[Name, Any], tokens: int) -> Any:
+        return [source.value(known, tokens) for source in self.sources]
 
-    def is_source_of(self, value: Any, name_of: NameOf, step: int) -> bool:
+    def is_source_of(self, value: Any, name_of: NameOf, tokens: int) -> bool:
         return (
             isinstance(value, list | tuple)
             and len(value) == len(self.sources)
-            and all(map(lambda source, part: source.is_source_of(part, name_of, step), self.sources, value))
+            and all(map(lambda source, part: source.is_source_of(part, name_of, tokens), self.sources, value))
         )
 
 
-def source_of(first: Any, second: Any, name_first: NameOf, name_second: NameOf, *, is_new: bool) -> Source:
-    """Return the source of an argument that was `first` and then `second` in two successive steps.
+def source_of(
+    first: Any, second: Any, name_first: NameOf, name_second: NameOf, *, apart: int, is_new: bool
+) -> Source:
+    """Return the source of an argument that was `first` and then `second` in two captured steps.
 
     Args:
+        apart: how many tokens longer the text was in the second one.
         is_new: whether it may be a tensor that Python has just created from numbers.
 
     Raises:
@@ -138,15 +142,27 @@ def source_of(first: Any, second: Any, name_first: NameOf, name_second: NameOf, 
         return Named(first.name)
     if isinstance(first, list | tuple) and isinstance(second, list | tuple) and len(first) == len(second):
         parts = tuple(
-            source_of(one, other, name_first, name_second, is_new=is_new)
+            source_of(one, other, name_first, name_second, apart=apart, is_new=is_new)
             for one, other in zip(first, second, strict=True)
         )
         return Constant(second) if all(isinstance(part, Constant) for part in parts) else Several(parts)
     if type(first) is int and type(second) is int and first != second:
-        return Counted(first, second - first)
+        return Counted(first, growth(first, second, apart))
     if type(first) is not type(second) or first != second:
         raise CannotReplay(f"an argument changed from {first!r} to {second!r}")
     return Constant(first)
+
+
+def growth(first: int, second: int, apart: int) -> int:
+    """Return by how much a number grows with each token, where it was `first` and, `apart` tokens later, `second`.
+
+    Raises:
+        CannotReplay: it grows by a fraction.
+    """
+    more, rest = divmod(second - first, apart)
+    if rest:
+        raise CannotReplay(f"a number changed from {first} to {second} within {apart} tokens")
+    return more
 
 
 def _are_equal(one: Tensor, other: Tensor) -> bool:

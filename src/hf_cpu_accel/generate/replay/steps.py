@@ -25,11 +25,11 @@ _log = logging.getLogger(__name__)
 
 
 class DecodeSteps:
-    """Calls of `model` with one new token of each sequence and the same cache.
+    """Calls of `model` with as many new tokens of each sequence every time, and the same cache.
 
     The first calls run the model and capture the ops that it calls. These ops are the same in every step, except for the tokens,
-    the positions and the place in the cache. Later calls run the captured ops alone, which takes a small model two thirds of the
-    time.
+    the positions and the place in the cache, which grow with the text. Later calls run the captured ops alone, which takes a
+    small model two thirds of the time.
 
     The model runs again for some steps where the text reaches one of its `Limits`, where weights change, or where the cache is not
     as the last step left it. It runs for good where hooks are registered, or where the arguments of its call change. A module that
@@ -38,17 +38,19 @@ class DecodeSteps:
     Args:
         length: of the text so far, its first new token among them.
         tokens: how many more there will be at most. A few are not worth it.
+        new_tokens: of each sequence in one call.
     """
 
-    def __init__(self, model: Any, cache: Any, length: int, tokens: int | None) -> None:
-        self._model = model
+    def __init__(self, model: Any, cache: Any, length: int, tokens: int | None, new_tokens: int = 1) -> None:
+        self._model, self._new_tokens = model, new_tokens
         self._layers = CachedLayers(cache)
         # Tokens before the step; there may be more in the cache than in the text, such as embeddings.
         self._length = max(length - 1, self._layers.longest())
+        self._not_in_text = self._length - (length - 1)
         self._captures_left = _MOST_CAPTURES if _can_be_captured(model, tokens) else 0
         self._restarts_left = _MOST_RESTARTS
         self._limits = Limits(model.config) if self._captures_left else None
-        self._captures: list[Capture] = []
+        self._captures: list[tuple[int, Capture]] = []  # and the length before each
         self._program: Program | None = None
         self._is_tried = False  # whether the program agrees with the model
         self._first = 0  # length before the first step of the program
@@ -57,10 +59,25 @@ class DecodeSteps:
         self._outputs: Any = None  # of the last call of the model that was captured
         self._inputs: dict[str, Any] = {}  # its arguments
 
-    def __call__(self, inputs: Mapping[str, Any]) -> Any:
-        """Return `model(**inputs, return_dict=True)`; replayed steps update only its logits."""
-        length, self._length = self._length, self._length + 1
-        if self._limit is not None and length >= self._limit - 1:
+    @property
+    def is_settled(self) -> bool:
+        """Return whether the next call takes about as long as all later ones."""
+        if self._program is None:
+            return not self._captures_left
+        return self._is_tried or not self._program.is_repeatable
+
+    def __call__(self, inputs: Mapping[str, Any], length: int | None = None) -> Any:
+        """Return `model(**inputs, return_dict=True)`; replayed steps update only its logits.
+
+        Args:
+            length: of the text before the new tokens, or None if they follow those of the last call.
+        """
+        if length is None:
+            length = self._length
+        else:
+            length += self._not_in_text
+        self._length = length + self._new_tokens
+        if self._limit is not None and length + self._new_tokens >= self._limit:
             self._begin_again()
             if length > self._limit:
                 self._limit = None
@@ -81,23 +98,27 @@ class DecodeSteps:
             return self._captured(inputs, length)
         return self._model(**inputs, return_dict=True)
 
+    def replayed_ops(self) -> frozenset[Any]:
+        """Return the ops that are replayed instead of calling the model; none before the program has been tried."""
+        return frozenset() if self._program is None or not self.is_settled else self._program.ops
+
     def _captured(self, inputs: Mapping[str, Any], length: int) -> Any:
         if self._limit is None and self._limits is not None:
             self._limit = self._limits.after(length)
         self._captures_left -= 1
-        outputs, captured = capture(self._model, inputs, self._layers)
+        outputs, captured = capture(self._model, inputs, self._layers, self._new_tokens)
         if isinstance(captured, CannotReplay):
             self._stop(str(captured))
             return outputs
         self._outputs, self._inputs = outputs, dict(inputs)
-        self._captures = [*self._captures, captured][-_CAPTURES:]
+        self._captures = [*self._captures, (length, captured)][-_CAPTURES:]
         if len(self._captures) == _CAPTURES:
-            first, second, third = self._captures
+            (begin, first), (middle, second), (_, third) = self._captures
             try:
-                program = Program(first, second, self._layers)
-                if not program.is_of(third, 2):
+                program = Program(first, second, middle - begin, self._layers)
+                if not program.is_of(third, length - begin):
                     raise CannotReplay("two captured steps do not predict the third")
-                self._program, self._first, self._captures = program, length - 2, []
+                self._program, self._first, self._captures = program, begin, []
                 self._is_tried = False
             except CannotReplay as refusal:
                 if not self._captures_left:

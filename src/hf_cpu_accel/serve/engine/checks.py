@@ -50,7 +50,7 @@ def check_batches(forward: Forward) -> None:
         forward.extend(cache, text[:-1], 0)
         batch.add(storage.part(0, 0, len(text) - 1))
         alone.append(forward.extend(cache, text[-1:], len(text) - 1))
-    error = row_error(batch.step([text[-1] for text in texts]), torch.cat(alone))
+    error = row_error(batch.step(texts), torch.cat(alone))
     if not error <= BATCHED:
         raise ValueError(
             f"model={type(forward.model).__name__} is not supported: its logits in a batch differ by {error:.0%} from those of "

@@ -63,7 +63,11 @@ class Engine:
             check_batches(forward)
         self._queue = Queue(waiting)
         self._scheduler = Scheduler(
-            forward, rows=rows, prefill_chunk=prefill_chunk, prefix_cache_bytes=prefix_cache_bytes
+            forward,
+            rows=rows,
+            prefill_chunk=prefill_chunk,
+            prefix_cache_bytes=prefix_cache_bytes,
+            speculates=getattr(model.generate, "speculates", False),
         )
         self._threads = torch.get_num_threads()
         self._thread = threading.Thread(target=self._work, name="hf_cpu_accel.serve.engine", daemon=True)
@@ -88,6 +92,7 @@ class Engine:
             waiting=len(queue),
             requests=queue.accepted,
             prefix_cache_bytes=scheduler.prefix_cache_bytes,
+            speculation=dataclasses.replace(scheduler.metrics.speculation),
         )
 
     def submit(

@@ -63,18 +63,24 @@ class Forward:
         Returns:
             Logits of the last token of each sequence, float32 [B, vocabulary].
         """
+        inputs = self.inputs(ids, positions, mask, cache)
+        outputs = self.model(**inputs, return_dict=True) if steps is None else steps(inputs)
+        logits: Tensor = outputs.logits
+        return logits[:, -1].float()
+
+    def inputs(
+        self, ids: Tensor, positions: Tensor, mask: Tensor, cache: CPUCache, logits: int = 1
+    ) -> dict[str, Any]:
+        """Return the arguments of the model for such a call, with logits of so many last tokens."""
         inputs: dict[str, Any] = {
             "input_ids": ids,
             "attention_mask": mask,
             "position_ids": positions,
             CACHE: cache,
             "use_cache": True,
-            "logits_to_keep": 1,
+            "logits_to_keep": logits,
         }
-        accepted = {name: value for name, value in inputs.items() if name in self._parameters}
-        outputs = self.model(**accepted, return_dict=True) if steps is None else steps(accepted)
-        logits: Tensor = outputs.logits
-        return logits[:, -1].float()
+        return {name: value for name, value in inputs.items() if name in self._parameters}
 
     def extend(self, cache: CPUCache, tokens: Sequence[int], first: int) -> Tensor:
         """Append tokens to a cache that contains the first `first` tokens of one sequence; return the logits of the last one."""

@@ -54,6 +54,11 @@ class Generation:
         self._done = False
         self._changed = threading.Condition()
 
+    @property
+    def longest(self) -> int:
+        """Return the maximum number of tokens of the prompt and the new ones."""
+        return self.prompt_tokens + self.request.max_new_tokens
+
     def __iter__(self) -> Iterator[int]:
         """Yield the new tokens as they are computed.
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from hf_cpu_accel.generate.speculation.draft import Speculation
 
 
 @dataclass
@@ -19,6 +21,7 @@ class Metrics:
         prompt_tokens: total of tokens in started prompts.
         prefix_tokens: total of these tokens that were in the prefix cache.
         generated_tokens: total of new tokens.
+        speculation: what became of drafted tokens.
         prefix_cache_bytes: size of the prefix cache in bytes.
     """
 
@@ -31,4 +34,5 @@ class Metrics:
     prompt_tokens: int = 0
     prefix_tokens: int = 0
     generated_tokens: int = 0
+    speculation: Speculation = field(default_factory=Speculation)
     prefix_cache_bytes: int = 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 
+from hf_cpu_accel.generate.speculation.request import SpeculationRequest
 from hf_cpu_accel.serve.engine.batch import Batch
 from hf_cpu_accel.serve.engine.choice import Choice, largest
 from hf_cpu_accel.serve.engine.forward import Forward
@@ -46,14 +47,23 @@ class Scheduler:
         stopping: set by another thread to cancel all requests at the next step.
     """
 
-    def __init__(self, forward: Forward, *, rows: int, prefill_chunk: int, prefix_cache_bytes: int) -> None:
+    def __init__(
+        self,
+        forward: Forward,
+        *,
+        rows: int,
+        prefill_chunk: int,
+        prefix_cache_bytes: int,
+        speculates: bool = False,
+    ) -> None:
         self.metrics = Metrics()
         self.stopping = False
         self._forward, self._rows, self._chunk = forward, rows, prefill_chunk
+        self._speculates = speculates
         self._prefixes = PrefixCache(forward.layout, prefix_cache_bytes)
         self._prompts: collections.deque[_Sequence] = collections.deque()
         self._running: list[_Sequence] = []  # in the order of the rows of the batch
-        self._batch = Batch(forward, rows)
+        self._batch = self._new_batch()
 
     @property
     def active(self) -> int:
@@ -153,11 +163,12 @@ class Scheduler:
 
     def _decode(self) -> None:
         try:
-            logits = self._batch.step([sequence.ids[-1] for sequence in self._running])
+            longest = self._running[0].generation.longest
+            logits = self._batch.step([sequence.ids for sequence in self._running], longest)
         except Exception as error:  # unknown which sequence caused it, and what was written to the cache
             for sequence in self._running:
                 self._end(sequence.generation, None, error)
-            self._running, self._batch = [], Batch(self._forward, self._rows)
+            self._running, self._batch = [], self._new_batch()
             return
         plain = any(sequence.choice.is_plain for sequence in self._running)
         argmax = largest(logits) if plain else []
@@ -181,9 +192,13 @@ class Scheduler:
         self.metrics.generated_tokens += 1
         if token in request.ends:
             self._end(generation, "stop")
-        elif len(sequence.ids) == generation.prompt_tokens + request.max_new_tokens:
+        elif len(sequence.ids) == generation.longest:
             self._end(generation, "length")
         return generation.done
+
+    def _new_batch(self) -> Batch:
+        speculation = SpeculationRequest.by_default(self.metrics.speculation) if self._speculates else None
+        return Batch(self._forward, self._rows, speculation)
 
     def _remove(self, row: int) -> _Sequence:
         """Remove a row and add its sequence to the prefix cache; the last row moves to its place."""

@@ -44,6 +44,8 @@ class Metrics:
         self.waiting = gauge("queue_length", "Requests or texts that wait for the model", "model")
         self.rows = gauge("rows_running", "Chats that the engine computes at this moment", "model")
         self.prefix_cache = gauge("prefix_cache_bytes", "Keys and values of earlier chats", "model")
+        self.drafts = counter("draft_tokens", "Tokens drafted, and those accepted", "model", "kind")
+        self._drafts: dict[tuple[str, str], int] = {}  # counted so far
         self.batch_rows = histogram("batch_rows", "Texts in a batch", "model", _ROWS)
         self.batch_tokens = histogram("batch_tokens", "Tokens in a batch, without padding", "model", _TOKENS)
         self.batch_seconds = histogram(
@@ -73,7 +75,13 @@ class Metrics:
                 now = served.engine.metrics
                 self.rows.labels(served.name).set(now.running)
                 self.prefix_cache.labels(served.name).set(now.prefix_cache_bytes)
+                self._count_drafts(served.name, "drafted", now.speculation.drafted)
+                self._count_drafts(served.name, "accepted", now.speculation.accepted)
         return generate_latest(self.registry)
+
+    def _count_drafts(self, model: str, kind: str, total: int) -> None:
+        self.drafts.labels(model, kind).inc(total - self._drafts.get((model, kind), 0))
+        self._drafts[model, kind] = total
 
 
 class MetricsMiddleware:
