@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, GenerationMixin
+from transformers import GenerationConfig, GenerationMixin, StoppingCriteriaList, StopStringCriteria
 from transformers.generation import GenerationMode
 
 from hf_cpu_accel.generate.inputs import CACHE
@@ -20,7 +20,7 @@ MODES = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE)
 # With a drafter, these give what the others give, in fewer calls.
 DECODE_MODES = (*MODES, GenerationMode.ASSISTED_GENERATION)
 BEAM_MODES = (GenerationMode.BEAM_SEARCH, GenerationMode.BEAM_SAMPLE)
-# Arguments of the model besides the prompt that do not change between tokens.
+# Arguments besides the prompt that do not change between tokens: of the model, and one for stop strings.
 _MODEL_INPUTS = {
     "input_ids",
     "attention_mask",
@@ -31,6 +31,7 @@ _MODEL_INPUTS = {
     "decoder_input_ids",
     "decoder_attention_mask",
     "logits_to_keep",
+    "tokenizer",
 }
 # Arguments of `generate` and settings which change the loop itself.
 _ARGUMENTS = (
@@ -43,7 +44,6 @@ _ARGUMENTS = (
 _SETTINGS = (
     "output_attentions",
     "output_hidden_states",
-    "stop_strings",
     "token_healing",
     "compile_config",
     "is_assistant",
@@ -120,11 +120,32 @@ class Request:
             )
             and not any(self.arguments.get(name) is not None for name in _ARGUMENTS)
             and not any(getattr(settings, name, None) for name in _SETTINGS)
+            and (not settings.stop_strings or self._takes_stop_strings(model))
             and not (chunked and model.config.is_encoder_decoder)
             and not any(not hasattr(settings, name) for name in extra)
             and (self.mode in DECODE_MODES or (self.mode in BEAM_MODES and beam_refusal(model) is None))
             and not torch.compiler.is_compiling()
         )
+
+    def as_given(self) -> dict[str, Any]:
+        """Return the arguments of `generate` for a loop of this package, which has its own ways to draft and gets stop strings as a
+        criterion: `generate` does not pass a tokenizer on to it."""
+        given = {**self.arguments, **self.keywords}
+        for name in ("assistant_model", "tokenizer", "stop_strings"):
+            given.pop(name, None)
+        if self.settings.stop_strings:
+            criterion = StopStringCriteria(self.keywords["tokenizer"], self.settings.stop_strings)
+            given["stopping_criteria"] = StoppingCriteriaList(
+                [*(given.get("stopping_criteria") or ()), criterion]
+            )
+            if given.get("generation_config") is not None:
+                given["generation_config"] = config = copy.copy(given["generation_config"])
+                config.stop_strings = None
+        return given
+
+    def _takes_stop_strings(self, model: Any) -> bool:
+        """Return whether this call alone brings stop strings, and a tokenizer; those of the model would come back."""
+        return model.generation_config.stop_strings is None and self.keywords.get("tokenizer") is not None
 
     @property
     def cache(self) -> Any:

@@ -105,9 +105,7 @@ class Generate(Override):
             if asked is None or unread or request.sequences() != 1:
                 raise NotCovered
             speculation = asked
-        arguments = {**request.arguments, **request.keywords}
-        arguments.pop("assistant_model", None)
-        return {**arguments, "custom_generate": _loop(request, speculation)}
+        return {**request.as_given(), "custom_generate": _loop(request, speculation)}
 
 
 def _loop(request: Request, speculation: SpeculationRequest | None) -> Callable[..., Any]:

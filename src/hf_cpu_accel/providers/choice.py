@@ -23,8 +23,8 @@ from hf_cpu_accel.runtime.fork import new_lock
 from hf_cpu_accel.runtime.home_folder import cache_folder
 
 # Below this many rows a layer takes the time of reading its weight from memory and of the call. A measurement has the weight in the
-# cache, so it cannot show the first, and the own kernels win the second. This also excludes the few rows of verification, and those of
-# drafted tokens, which must get the same sums as each of them alone.
+# cache, so it cannot show the first, and the own kernels win the second. This also excludes the few rows of verification, and
+# those of drafted tokens, which must get the same sums as each of them alone.
 FEWEST_ROWS = 17
 # All row counts from here on are one range, because the ratio of times no longer changes.
 LARGEST_RANGE = (1025, 2048)

@@ -47,7 +47,9 @@ class TextCalls:
         self._model, self._to_come = model, to_come
         self._steps: dict[int, DecodeSteps] = {}
         self._cached = length  # tokens in the cache
-        self.inputs.cache.activate_past_recording()
+        cache = inputs.cache
+        self._not_in_text = int(cache.get_seq_length()) - length  # tokens in the cache: embeddings
+        cache.activate_past_recording()
 
     def logits(self, ids: Tensor, new_tokens: int) -> Tensor:
         """Append the last columns of `ids`, int64 [1, tokens], and return their logits [new_tokens, vocabulary]."""
@@ -64,7 +66,8 @@ class TextCalls:
 
     def keep(self, length: int) -> None:
         """Take back all tokens after the first `length`; those can no longer be taken back."""
-        self.inputs.cache.crop(length - self._cached)
+        for layer in self.inputs.cache.layers:  # after an interrupt they may differ
+            layer.crop(min(0, length + self._not_in_text - int(layer.get_seq_length())))
         self._cached = length
 
     def is_settled(self, new_tokens: int) -> bool:
