@@ -4,8 +4,6 @@
     python -m benchmarks.speculation [--dtypes int8,int4] [--kinds copy,chat]
 
 The model is SmolLM2-135M-Instruct. Both runs of a prompt take turns, greedy, and their tokens must be equal, or the exit code is 1.
-
-cache holds most of the prompt, instead.
 """
 
 from __future__ import annotations
@@ -60,7 +58,7 @@ def prompts() -> dict[str, list[str]]:
             for text in (_STORY, *(topic[:700] for topic in topics[:2]))
         ],
         "edit": [
-            f"Here is a function:\n\n```python\n{text[:900]}\n```\n\nWrite the same function again, with a comment in its first line."
+            f"Here is a function:\n\n```python\n{text[:900]}\n```\n\nWrite the function again, with a comment in its first line."
             for text in code
         ],
         "answer": [
