@@ -13,13 +13,14 @@
 namespace hfca {
 
 void HFCA_CONCAT(use_tiles_, HFCA_TIER)(Kernels& kernels) {
-  // Up to four rows wait for their weights, which the vectors of the tier below read as fast.
-  constexpr int64_t few = 4;
+  // Up to four rows wait for their weights, which the vectors of the tier below read as fast. Tiles add products of bfloat16 in another order
+  // than vectors: drafted tokens, up to sixteen, are added in that of one row.
+  constexpr int64_t few = 4, drafted = 16;
   const auto take = [&](WeightKind kind, const GemmKernels& tiles, int64_t most_others) {
     kernels.gemm[static_cast<int>(kind)].most_rows = most_others;
     kernels.gemm_of_many_rows[static_cast<int>(kind)] = tiles;
   };
-  take(WeightKind::bfloat16, HFCA_TIER::TileGemm<HFCA_TIER::TileBf16>::kernels(), few);
+  take(WeightKind::bfloat16, HFCA_TIER::TileGemm<HFCA_TIER::TileBf16>::kernels(), drafted);
   take(WeightKind::int8, HFCA_TIER::TileGemm<HFCA_TIER::TileInt8>::kernels(), few);
   take(WeightKind::int8_weight, HFCA_TIER::TileGemm<HFCA_TIER::TileInt8Weight>::kernels(), few);
   take(WeightKind::int8_image, HFCA_TIER::TileGemm<HFCA_TIER::TileInt8>::kernels_of_words(), few);

@@ -7,6 +7,9 @@ import torch
 from hf_cpu_accel.generate.cache_layer import CPUCacheLayer, bucket
 
 
+_PART = 256  # tokens; `part_keys` of csrc/attention/attention.h: a text is cut in the same places, however much of it was dropped
+
+
 class CPUSlidingCacheLayer(CPUCacheLayer):
     """Keys and values of a layer that attends to the last `sliding_window` tokens, including the current one.
 
@@ -68,12 +71,12 @@ class CPUSlidingCacheLayer(CPUCacheLayer):
         return max(0, past - self.sliding_window + 1)
 
     def _enough(self, new_tokens: int) -> int:
-        return bucket(2 * self.sliding_window + new_tokens)
+        return bucket(2 * self.sliding_window + _PART + new_tokens)
 
     def _droppable(self) -> int:
         """Return how many tokens at the front of the storage are not needed any more. With beams all stay, since they share
         positions."""
-        return 0 if self.beams is not None else self._first_needed()
+        return 0 if self.beams is not None else self._first_needed() // _PART * _PART
 
     def _make_room(self, new_tokens: int) -> None:
         droppable, enough = self._droppable(), self._enough(new_tokens)
@@ -81,7 +84,7 @@ class CPUSlidingCacheLayer(CPUCacheLayer):
         overlap = droppable < left
         if overlap or self.capacity > enough or left + new_tokens > self.capacity:
             wanted = bucket(left + new_tokens)
-            self._move(droppable, min(wanted, enough) if left <= 2 * self.sliding_window else wanted)
+            self._move(droppable, min(wanted, enough) if left <= 2 * self.sliding_window + _PART else wanted)
         else:
             for storage in (self.key_storage, self.value_storage):
                 assert storage is not None

@@ -150,7 +150,8 @@ struct TileAttention {
   }
 
   static bool takes(const hfca::Attention& a, int64_t rows) {
-    return a.may_be_bfloat16() && (rows > below().few_rows || a.positions) && !a.rows;
+    const int64_t few = below().few_queries;
+    return a.may_be_bfloat16() && ((rows > few && a.q_len > few) || a.positions) && !a.rows;
   }
 
   static int64_t scratch_floats(const hfca::Attention& a, int64_t rows) {

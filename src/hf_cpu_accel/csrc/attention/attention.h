@@ -87,16 +87,28 @@ struct Attention {
   int64_t first_key(int64_t position) const { return global_keys > 0 ? 0 : first_visible(position); }
 };
 
+// Keys that few queries attend to are cut into parts of so many, and begin at a multiple of the smaller number, both counted from the origin
+// of their sequence.
+constexpr int64_t part_keys = 256, key_alignment = 32;
+
 // Work of one call: rows [row_begin, row_end) of one (batch, key head) pair against keys [kv_begin, kv_end); all others are masked.
-// With `partial`, which has partial_floats, that is one part of the keys: merge makes the output of all parts.
+// `cut`: part by part. With `partial`, which has partial_floats for each of them, merge makes the output of all parts.
 struct AttentionTask {
   int64_t batch, kv_head, row_begin, row_end, kv_begin, kv_end;
+  bool cut = false;
+  int64_t origin = 0;
   float* partial = nullptr;
+
+  // Where the part with this key ends.
+  int64_t end_of_part(int64_t key) const {
+    const int64_t end = origin + ((key - origin) / part_keys + 1) * part_keys;
+    return end < kv_end ? end : kv_end;
+  }
 };
 
 struct AttentionKernels {
   int tile_rows;  // rows that are computed together
-  int64_t few_rows;  // up to so many, the time of a task is that of reading the keys
+  int64_t few_queries;  // up to so many, the time of a task is that of reading the keys
   int64_t (*scratch_floats)(const Attention&, int64_t rows);  // for a task of so many rows
   int64_t (*partial_floats)(const Attention&, int64_t rows);
   void (*run)(const Attention&, const AttentionTask&, float* scratch);  // scratch: 64-byte aligned

@@ -12,11 +12,23 @@ namespace hfca {
 struct AttentionSequence {
   Attention attention;
   int64_t batch = 0, kv_begin = 0, kv_end = 0;
-  // Set by plan_attention: each (sequence, key head) is cut into blocks of rows, or its keys into parts.
-  int64_t blocks = 1, parts = 1, first_task = 0;
+  int64_t origin = 0;  // where parts of the keys are counted from: what does not depend on how much of the text a cache still has
+  // Set by plan_attention: each (sequence, key head) is cut into blocks of rows, or its keys into parts, which are shared out in runs.
+  int64_t blocks = 1, parts = 1, runs = 1, first_task = 0, first_partial = 0;
+  bool cut = false;
 
   int64_t rows() const { return attention.group * attention.q_len; }
-  int64_t tasks() const { return blocks * parts; }  // per key head
+  int64_t tasks() const { return blocks * runs; }  // per key head
+  int64_t part_of(int64_t key) const { return (key - origin) / part_keys - (kv_begin - origin) / part_keys; }
+  int64_t begin_of_part(int64_t part) const {
+    return part == 0 ? kv_begin : origin + ((kv_begin - origin) / part_keys + part) * part_keys;
+  }
+  // The runs are alike, but the last one has all parts with keys of its queries: decoders write them there.
+  int64_t first_part(int64_t run) const { return run == runs ? parts : run * most_runs() / runs; }
+  int64_t most_runs() const {
+    const Attention& a = attention;
+    return part_of(a.causal ? std::max(a.kv_len - a.q_len, kv_begin) : kv_end - 1) + 1;
+  }
 };
 
 // Into how many blocks the rows of each of `pairs` (sequence, key head) are cut: as few as possible, since each packs the keys again,
@@ -32,39 +44,53 @@ inline int64_t row_blocks(int64_t pairs, int64_t rows, int64_t tile_rows, int64_
   return best;
 }
 
-// Into how many parts the keys of each of `pairs` (sequence, key head) are cut where few rows read many keys: none unless threads
-// would stand idle, for the parts have to be put together again.
-inline int64_t key_parts(int64_t pairs, int64_t keys, int64_t threads) {
-  constexpr int64_t least_keys = 128;
-  for (int64_t parts = 1;; ++parts) {
-    const int64_t tasks = pairs * parts, busiest = (tasks + threads - 1) / threads;
-    if (8 * busiest * threads <= 9 * tasks || keys < (parts + 1) * least_keys) return parts;
+// In how many runs the parts of each of `pairs` (sequence, key head) are shared out: in one unless threads would stand idle.
+inline int64_t key_runs(int64_t pairs, int64_t most, int64_t threads) {
+  for (int64_t runs = 1;; ++runs) {
+    const int64_t tasks = pairs * runs, busiest = (tasks + threads - 1) / threads;
+    if (8 * busiest * threads <= 9 * tasks || runs >= most) return runs;
   }
 }
 
-// Tasks are (sequence, key head, block of rows or part of the keys), numbered in this order.
+// Tasks are (sequence, key head, block of rows or run of parts of the keys), numbered in this order.
 struct AttentionPlan {
   const AttentionSequence* sequences = nullptr;
   int64_t count = 0, kv_heads = 0, tasks = 0;
   int64_t scratch_floats = 0;  // per thread
-  int64_t partial_floats = 0;  // per task; 0: no keys are cut into parts
+  int64_t partial_floats = 0;  // of all sequences; 0: no keys are cut into several parts
+  bool merges = false;  // after all tasks
 
   int64_t first_task(int64_t sequence) const { return sequence < count ? sequences[sequence].first_task : tasks; }
 };
 
-// cut_keys: run_attention is called for all tasks together.
+// The first key that a query may attend to, or a few before it.
+inline int64_t first_aligned(const AttentionSequence& s) {
+  const int64_t first = std::max(s.kv_begin, s.attention.first_key(0));
+  return std::max(s.kv_begin, first - (first - s.origin) % key_alignment);
+}
+
+// cut_keys: run_attention is called for all tasks together. The keys of few queries are then cut at fixed places and put together in their
+// order, so that a query's result depends neither on the other queries and sequences nor on the threads.
 inline AttentionPlan plan_attention(AttentionSequence* sequences, int64_t count, int64_t kv_heads, int64_t threads, bool cut_keys) {
   const AttentionKernels& kernels = dispatch().kernels.attention;
   AttentionPlan plan{sequences, count, kv_heads};
   for (int64_t i = 0; i < count; ++i) {
     AttentionSequence& s = sequences[i];
     const int64_t rows = s.rows();
-    const bool few = cut_keys && rows > 0 && rows <= kernels.few_rows;
-    s.blocks = few ? 1 : row_blocks(count * kv_heads, rows, kernels.tile_rows, threads);
-    s.parts = few ? key_parts(count * kv_heads, s.kv_end - std::max(s.kv_begin, s.attention.first_key(0)), threads) : 1;
+    const Attention& a = s.attention;
+    s.cut = cut_keys && rows > 0 && a.q_len <= kernels.few_queries && a.global_keys == 0 && !a.positions;
+    if (s.cut) {
+      s.kv_begin = first_aligned(s);
+      s.parts = s.kv_end > s.kv_begin ? s.part_of(s.kv_end - 1) + 1 : 1;
+      s.runs = s.parts > 1 ? key_runs(count * kv_heads, s.most_runs(), threads) : 1;
+      s.first_partial = plan.partial_floats;
+      if (s.parts > 1) plan.partial_floats += kv_heads * s.parts * kernels.partial_floats(a, rows);
+      plan.merges |= s.runs > 1;
+    } else {
+      s.blocks = row_blocks(count * kv_heads, rows, kernels.tile_rows, threads);
+    }
     s.first_task = plan.tasks;
     plan.tasks += kv_heads * s.tasks();
-    if (s.parts > 1) plan.partial_floats = std::max(plan.partial_floats, kernels.partial_floats(s.attention, rows));
     if (s.blocks > 0)
       plan.scratch_floats = std::max(plan.scratch_floats, kernels.scratch_floats(s.attention, (rows + s.blocks - 1) / s.blocks));
   }
@@ -88,33 +114,41 @@ inline void run_attention_task(const AttentionPlan& plan, int64_t number, float*
   Attention a = s.attention;  // see run_gemm
   const int64_t rows = s.rows(), head = (number - s.first_task) / s.tasks(), piece = (number - s.first_task) % s.tasks();
   AttentionTask task{s.batch, head, 0, rows, s.kv_begin, s.kv_end};
-  if (s.parts > 1) {
-    const int64_t first = std::max(s.kv_begin, a.first_key(0)), keys = s.kv_end - first;
-    task.kv_begin = first + piece * keys / s.parts, task.kv_end = first + (piece + 1) * keys / s.parts;
-    task.partial = partials + number * plan.partial_floats;
+  const AttentionKernels& kernels = dispatch().kernels.attention;
+  if (s.cut) {
+    task.cut = true, task.origin = s.origin;
+    if (s.parts > 1) {
+      const int64_t part = s.first_part(piece);
+      task.kv_begin = s.begin_of_part(part);
+      if (piece + 1 < s.runs) task.kv_end = s.begin_of_part(s.first_part(piece + 1));
+      task.partial = partials + s.first_partial + (head * s.parts + part) * kernels.partial_floats(a, rows);
+    }
   } else {
     task.row_begin = piece * rows / s.blocks, task.row_end = (piece + 1) * rows / s.blocks;
   }
   prepare(a, task);
-  dispatch().kernels.attention.run(a, task, scratch);
+  kernels.run(a, task, scratch);
+  if (s.parts > 1 && s.runs == 1) kernels.merge(a, task, s.parts);
 }
 
 inline void run_attention_task(const AttentionPlan& plan, int64_t number, float* scratch) {
   run_attention_task(plan, number, scratch, nullptr, [](const Attention&, const AttentionTask&) {});
 }
 
-// All sequences, over the team. `scratch`: scratch_floats of this thread; `partials`: partial_floats for each task of the plan.
+// All sequences, over the team. `scratch`: scratch_floats of this thread; `partials`: partial_floats of the plan.
 template <class Prepare>
 inline void run_attention(Team& team, const AttentionPlan& plan, float* scratch, float* partials, const Prepare& prepare) {
   team.claim(plan.tasks, [&](int64_t number) { run_attention_task(plan, number, scratch, partials, prepare); });
-  if (plan.partial_floats == 0) return;
+  if (!plan.merges) return;
   team.each(plan.count * plan.kv_heads, [&](int64_t begin, int64_t end) {
     for (int64_t pair = begin; pair < end; ++pair) {
       const AttentionSequence& s = plan.sequences[pair / plan.kv_heads];
-      if (s.parts == 1) continue;
-      const int64_t head = pair % plan.kv_heads, number = s.first_task + head * s.parts;
-      const AttentionTask first{s.batch, head, 0, s.rows(), s.kv_begin, s.kv_end, partials + number * plan.partial_floats};
-      dispatch().kernels.attention.merge(s.attention, first, s.parts);
+      if (s.runs == 1) continue;
+      const AttentionKernels& kernels = dispatch().kernels.attention;
+      const int64_t head = pair % plan.kv_heads, rows = s.rows();
+      AttentionTask first{s.batch, head, 0, rows, s.kv_begin, s.kv_end};
+      first.partial = partials + s.first_partial + head * s.parts * kernels.partial_floats(s.attention, rows);
+      kernels.merge(s.attention, first, s.parts);
     }
   });
 }
@@ -133,9 +167,9 @@ inline void run_attention(std::vector<AttentionSequence>& sequences, int64_t kv_
   const int64_t threads = team_size(work);
   const AttentionPlan plan = plan_attention(sequences.data(), static_cast<int64_t>(sequences.size()), kv_heads, threads, true);
   const int64_t scratch = (plan.scratch_floats + 15) / 16 * 16;
-  Workspace workspace(Workspace::size_of<float>(scratch * threads) + Workspace::size_of<float>(plan.partial_floats * plan.tasks));
+  Workspace workspace(Workspace::size_of<float>(scratch * threads) + Workspace::size_of<float>(plan.partial_floats));
   float* memory = workspace.take<float>(scratch * threads);
-  float* partials = workspace.take<float>(plan.partial_floats * plan.tasks);
+  float* partials = workspace.take<float>(plan.partial_floats);
   run_team(threads, [&](Team& team) { run_attention(team, plan, memory + team.slot() * scratch, partials); });
 }
 

@@ -1,12 +1,12 @@
 // Attention's arithmetic in float32 for few rows, straight from the caller's keys and values: packing them pays off only if many rows share it.
 // This is the case of decoding and pooling. Each key and value is loaded once for up to row_group rows, and the time is that of
-// reading them from memory.
+// reading them from memory. A row's result does not depend on the others: up to unpacked_rows queries are computed like one.
 #pragma once
 #include "arithmetic_f32.h"
 
 namespace HFCA_TIER {
 
-constexpr int64_t unpacked_rows = 16;  // up to so many rows of a task are taken without packing
+constexpr int64_t unpacked_rows = 16;  // up to so many rows of a task, and all heads of so many queries, are taken without packing
 constexpr int row_group = 4;  // rows that share the loads
 constexpr int row_vectors = Simd::registers == 32 ? 4 : 2;  // of each row in registers
 // Of sums of so many rows.

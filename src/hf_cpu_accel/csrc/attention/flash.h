@@ -111,14 +111,14 @@ inline void write_tile(const hfca::Attention& a, const hfca::AttentionTask& task
 inline int64_t partial_floats(const hfca::Attention& a, int64_t rows) { return round_up(rows * (round_up(a.value_dim, chunk) + 2), 16); }
 
 template <class State>
-inline void write_partial(const hfca::AttentionTask& task, const State& s, int64_t row, int rows) {
+inline void write_partial(const hfca::AttentionTask& task, float* partial, const State& s, int64_t row, int rows) {
   const int64_t index = row - task.row_begin, all = task.row_end - task.row_begin;
   const float* sums = s.sums + index * s.value_columns;
   for (int i = 0; i < rows; ++i) {
     for (int64_t d = 0; d < s.value_columns; d += Simd::width)
-      Simd::store(task.partial + (index + i) * s.value_columns + d, Simd::load(sums + (d / chunk * rows + i) * chunk + d % chunk));
-    task.partial[all * s.value_columns + index + i] = s.maximum[index + i];
-    task.partial[all * (s.value_columns + 1) + index + i] = s.total[index + i];
+      Simd::store(partial + (index + i) * s.value_columns + d, Simd::load(sums + (d / chunk * rows + i) * chunk + d % chunk));
+    partial[all * s.value_columns + index + i] = s.maximum[index + i];
+    partial[all * (s.value_columns + 1) + index + i] = s.total[index + i];
   }
 }
 
@@ -158,8 +158,32 @@ inline void attend(const hfca::Attention& a, const hfca::AttentionTask& task, fl
       f(task.row_begin + row, static_cast<int>((t + 1) * rows / tiles - row));
     }
   };
-  for (int64_t i = 0; i < rows; ++i) s.maximum[i] = -__builtin_inff(), s.total[i] = 0.0f;
+  bool first_block = true;
+  const auto begin_anew = [&] {
+    for (int64_t i = 0; i < rows; ++i) s.maximum[i] = -__builtin_inff(), s.total[i] = 0.0f;
+    first_block = true;
+  };
+  const auto attend_keys = [&](int64_t begin, int64_t end) {
+    s.arithmetic.take_keys(begin, end);
+    s.positions.take_keys(begin, end);
+    each_tile([&](int64_t row, int height) { attend_tile(a, task, s, row, height, begin, end, first_block); });
+    first_block = false;
+  };
+  const auto write = [&] { each_tile([&](int64_t row, int height) { write_tile(a, task, s, row, height); }); };
   each_tile([&](int64_t row, int height) { s.arithmetic.take_queries(row, height); });
+  begin_anew();
+
+  if (task.cut) {
+    if (!task.partial) return attend_keys(task.kv_begin, task.kv_end), write();
+    float* partial = task.partial;
+    for (int64_t begin = task.kv_begin, end; begin < task.kv_end; begin = end, partial += partial_floats(a, rows)) {
+      end = task.end_of_part(begin);
+      begin_anew();
+      attend_keys(begin, end);
+      each_tile([&](int64_t row, int height) { write_partial(task, partial, s, row, height); });
+    }
+    return;
+  }
 
   const bool wraps = task.row_begin / a.q_len != (task.row_end - 1) / a.q_len;
   const int64_t first = a.first_visible(wraps ? 0 : task.row_begin % a.q_len);
@@ -169,13 +193,6 @@ inline void attend(const hfca::Attention& a, const hfca::AttentionTask& task, fl
     const int64_t limit = last + a.kv_len - a.q_len + 1;
     kv_end = limit < kv_end ? limit : kv_end;
   }
-  bool first_block = true;
-  const auto attend_keys = [&](int64_t begin, int64_t end) {
-    s.arithmetic.take_keys(begin, end);
-    s.positions.take_keys(begin, end);
-    each_tile([&](int64_t row, int height) { attend_tile(a, task, s, row, height, begin, end, first_block); });
-    first_block = false;
-  };
   const auto attend_blocks = [&](int64_t begin, int64_t end, int64_t most) {
     for (; begin < end; begin += most) attend_keys(begin, begin + most < end ? begin + most : end);
   };
@@ -184,7 +201,7 @@ inline void attend(const hfca::Attention& a, const hfca::AttentionTask& task, fl
   const bool narrow = a.window > 0 && a.window <= most_narrow && a.window < kv_end - begin && rows > unpacked_rows;
   attend_blocks(begin, kv_end, narrow ? window_block : key_block);
   if (first_block) attend_keys(kv_end, kv_end);  // rows that may attend nothing
-  each_tile([&](int64_t row, int height) { task.partial ? write_partial(task, s, row, height) : write_tile(a, task, s, row, height); });
+  write();
 }
 
 template <class T>
@@ -203,7 +220,7 @@ inline int64_t floats_of(const hfca::Attention& a, int64_t rows) {
 template <class F>
 inline auto with_arithmetic([[maybe_unused]] const hfca::Attention& a, int64_t rows, const F& f) {
   using hfca::HeadType;
-  if (rows <= unpacked_rows && !a.positions) return f(Type<FewRows>{});
+  if ((rows <= unpacked_rows || a.q_len <= unpacked_rows) && !a.positions) return f(Type<FewRows>{});
 #if HFCA_DOT_INT16
   if (a.quantized && !a.rows && a.key.type != HeadType::int8 && a.head_dim <= ArithmeticInt8::most_features)
     return f(Type<ArithmeticInt8>{});

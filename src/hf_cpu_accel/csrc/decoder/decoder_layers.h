@@ -69,7 +69,7 @@ struct DecoderLayer {
   Recurrence recurrence;
   bool crosses = false;
   bool shares_keys = false;  // it attends to what an earlier layer has stored, and stores nothing
-  bool few = false;  // so few query rows per key head that tasks of attention make their own heads
+  bool few = false;  // so few queries that tasks of attention make their own heads
 
   bool feeds() const { return up.n > 0 || mixture.experts > 0; }  // whether an FFN or experts follow attention
 };

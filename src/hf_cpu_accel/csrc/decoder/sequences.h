@@ -59,8 +59,8 @@ inline std::vector<AttentionSequence> sequences_of(const DecoderCall& call, cons
       a.mask_batch_stride = 0;
     }
     if (step.rows) a.rows = step.rows + row * step.rows_stride + forgotten, a.row_keys = a.kv_len - a.q_len;
-    const int64_t first = step.start ? step.start[b] - forgotten : 0;
-    sequences.push_back({a, row, std::min(std::max<int64_t>(first, 0), a.kv_len), a.kv_len});
+    const int64_t origin = (step.start ? step.start[b] : 0) - forgotten;
+    sequences.push_back({a, row, std::min(std::max<int64_t>(origin, 0), a.kv_len), a.kv_len, origin});
   }
   return sequences;
 }

@@ -1,6 +1,7 @@
 // float32 weights as torch has them, [n][k]: shared with an embedding, so that no packed copy is kept.
 //
-// A few rows are multiplied by them as they lie, in the time of reading them: 4 n k bytes. For more, each panel is packed when it is
+// A few rows are multiplied by them as they lie, in the time of reading them: 4 n k bytes. A row's sums are those of its lanes, along k,
+// whatever the number of rows; they are others than those of many rows. For these, each panel is packed when it is
 // multiplied by a block of rows. Beside the product its 32 k words are then read once, transposed and written to L2: some 0.4 cycles
 // each, where 14 rows are multiplied by them in 7: a tenth of the time of 64 rows, while panels stay in L2.
 #pragma once
@@ -9,12 +10,12 @@
 namespace HFCA_TIER {
 
 struct FloatRowsGemm : TierGemm<DotF32> {
-  static constexpr int few_rows = 4;
+  static constexpr int few_rows = 8, most_rows = 16;  // at once, and in all
 
   // Output features are taken several at a time: so many streams of weights, and sums enough to hide the latency of the multipliers.
   template <int rows>
   static void multiply_few(const Gemm& g, int64_t row, int64_t panel, const float* weight) {
-    constexpr int together = Simd::registers == 32 || rows <= 2 ? 4 : 2;
+    constexpr int room = (Simd::registers == 32 ? 16 : 8) / rows, together = room >= 4 ? 4 : room >= 2 ? 2 : 1;
     alignas(64) float sums[rows * hfca::panel_columns];
     const auto* const input = reinterpret_cast<const float*>(g.words + row * g.input_words);
     const int64_t column = panel * hfca::panel_columns, left = g.n - column;
@@ -56,6 +57,10 @@ struct FloatRowsGemm : TierGemm<DotF32> {
       case 2: return multiply_few<2>(g, row, panel, from);
       case 3: return multiply_few<3>(g, row, panel, from);
       case 4: return multiply_few<4>(g, row, panel, from);
+      case 5: return multiply_few<5>(g, row, panel, from);
+      case 6: return multiply_few<6>(g, row, panel, from);
+      case 7: return multiply_few<7>(g, row, panel, from);
+      case 8: return multiply_few<8>(g, row, panel, from);
     }
   }
 
@@ -83,7 +88,7 @@ struct FloatRowsGemm : TierGemm<DotF32> {
 
   static constexpr hfca::GemmKernels kernels() {
     hfca::GemmKernels k{few_rows, 0, &input_words, &panel_bytes, &DotF32::Words::pack, &compute_few};
-    k.most_rows = few_rows;
+    k.most_rows = most_rows;
     return k;
   }
   static constexpr hfca::GemmKernels unpacked_kernels() {

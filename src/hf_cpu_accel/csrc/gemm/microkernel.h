@@ -10,19 +10,26 @@
 
 namespace HFCA_TIER {
 
-// sums[rows][panel_columns] = starts[rows] + input @ one weight panel. starts: null for zeros; signs.h has others.
+template <class Dot>
+constexpr bool is_quantized = __is_base_of(DotInt8, Dot);
+
+// sums[rows][panel_columns] = starts[rows] + input @ one weight panel. starts: null for zeros; signs.h has others. before: null, or floats
+// [rows][panel_columns] that the sums of floats begin with.
+//
+// A row's sums do not depend on the other rows: floats are added in the order of k, integers are exact.
 template <class Dot, int rows>
-inline void multiply_from([[maybe_unused]] const uint32_t* starts, const uint32_t* __restrict input, const uint32_t* __restrict weight,
-                          int64_t weight_words, float* __restrict sums, hfca::Ahead ahead) {
+inline void multiply_from([[maybe_unused]] const uint32_t* starts, [[maybe_unused]] const float* before, const uint32_t* __restrict input,
+                          const uint32_t* __restrict weight, int64_t weight_words, float* sums, hfca::Ahead ahead) {
   // So few rows are all there are (more would be dealt out to tiles of half the height or more) and wait for their weights: they take
   // all columns of a panel in one pass, as one stream.
   constexpr bool streaming = 2 * rows < Dot::rows;
   constexpr int vectors = streaming ? hfca::panel_columns / Simd::width : Dot::vectors, columns = vectors * Simd::width,
                 tile = rows * vectors;
-  // Few sums leave the multipliers waiting for their own last result: they are cut into parts over interleaved words of k. 16 keep any
-  // CPU busy (2 multipliers with a latency of 4 or 5); no more than a full tile has, where a stream's weights leave room for so many.
+  // Few sums leave the multipliers waiting for their own last result: those of integers are cut into parts over interleaved words of k. 16
+  // keep any CPU busy (2 multipliers with a latency of 4 or 5); no more than a full tile has, where a stream's weights leave room for so
+  // many. One sum of floats takes its latency for each line of weights, which is still less than the line takes from memory.
   constexpr int room = Dot::rows * Dot::vectors + Dot::vectors - vectors, parts = room < 16 ? room : 16,
-                chains = tile < parts ? parts / tile : 1;
+                chains = is_quantized<Dot> && tile < parts ? parts / tile : 1;
   constexpr int word_inputs = Dot::substeps * Dot::step_words,
                 block = packed_words / word_inputs;  // words of the weight that meet the words of a row that lie side by side
   // A whole row of the panel per word runs along this panel; less is this tile's share of the next one, for all passes together.
@@ -31,6 +38,11 @@ inline void multiply_from([[maybe_unused]] const uint32_t* starts, const uint32_
   for (int column = 0; column < hfca::panel_columns; column += columns) {
     typename Dot::Acc acc[chains][tile];
     unroll<0, chains * tile>([&](auto i) HFCA_INLINE { acc[i / tile][i % tile] = Dot::zero(); });
+    if constexpr (!is_quantized<Dot>)
+      if (before)
+        unroll<0, tile>([&](auto i) HFCA_INLINE {
+          acc[0][i] = Dot::read(before + i / vectors * hfca::panel_columns + column + i % vectors * Simd::width);
+        });
     if constexpr (Dot::step_words == 2)
       if (starts) unroll<0, tile>([&](auto i) HFCA_INLINE { acc[0][i] = Dot::start(starts[i / vectors]); });
     const uint32_t *a = input, *b = weight + column;
@@ -79,13 +91,13 @@ inline void multiply_from([[maybe_unused]] const uint32_t* starts, const uint32_
 template <class Dot, int rows>
 inline void multiply(const uint32_t* __restrict input, const uint32_t* __restrict weight, int64_t weight_words, float* __restrict sums,
                      hfca::Ahead ahead = {nullptr, 0}) {
-  multiply_from<Dot, rows>(nullptr, input, weight, weight_words, sums, ahead);
+  multiply_from<Dot, rows>(nullptr, nullptr, input, weight, weight_words, sums, ahead);
 }
 
 template <class Dot>
 struct TierGemm {
   using Dots = Dot;
-  static constexpr bool quantized = __is_base_of(DotInt8, Dot), parted = Dot::step_words == 2;
+  static constexpr bool quantized = is_quantized<Dot>, parted = Dot::step_words == 2;
   static constexpr int word_inputs = Dot::substeps * Dot::step_words;  // input words per weight word
 
   // Of a row, without what its sums start with, which is behind those of all rows of a tile.
@@ -97,13 +109,15 @@ struct TierGemm {
   template <int rows>
   static void tile(const Gemm& g, int64_t row, int64_t panel, const uint32_t* weight, hfca::Ahead ahead, const hfca::Part& part) {
     alignas(64) float tile_sums[rows * hfca::panel_columns];
-    float* const sums = part.last || part.begin > 0 ? tile_sums : part.sums;
+    const bool adds = quantized && part.begin > 0;  // to the sums of the parts before
+    float* const sums = part.last || adds ? tile_sums : part.sums;
     const int64_t column = panel * hfca::panel_columns, left = g.n - column;
     const int64_t end = part.last ? weight_words(g) : part.end / word_inputs;
     const uint32_t* const input = g.words + row * g.input_words;
     const uint32_t* const starts = parted && part.begin == 0 ? input + row_words(g) * rows : nullptr;
-    multiply_from<Dot, rows>(starts, input + part.begin * rows, weight, end - part.begin / word_inputs, sums, ahead);
-    if (part.begin > 0) add(sums, part.sums, rows, part.last ? sums : part.sums);
+    const float* const before = part.begin > 0 ? part.sums : nullptr;
+    multiply_from<Dot, rows>(starts, before, input + part.begin * rows, weight, end - part.begin / word_inputs, sums, ahead);
+    if (adds) add(sums, part.sums, rows, part.last ? sums : part.sums);
     if (!part.last) return;
     finish<quantized>(g, sums, row, rows, column, left < hfca::panel_columns ? static_cast<int>(left) : hfca::panel_columns);
   }

@@ -96,7 +96,7 @@ Tensor decoder_layers(const Tensor& hidden_states, const std::vector<Tensor>& we
     }
     if (l.per_layer_features > 0) layer.per_layer_input = per_layer_input_of(l, per_layer_inputs, step.batch, step.q_len);
     layer.tables = tables_of(call.tables, l, rotary, step.batch, step.q_len);
-    layer.few = l.heads / l.kv_heads * step.q_len <= dispatch().kernels.attention.few_rows;
+    layer.few = step.q_len <= dispatch().kernels.attention.few_queries;
     STD_TORCH_CHECK(!layer.crosses || (cross_keys.size() == layers && cross_values.size() == layers),
                     "hf_cpu_accel::decoder_layers: cross_keys and cross_values must have one entry per layer");
     for (const Gemm* g :
@@ -159,13 +159,13 @@ Tensor decoder_layers(const Tensor& hidden_states, const std::vector<Tensor>& we
       sequences[i] = sequences_of(call, layer, l, reals_of[i], step, arguments);
       layer.attention = plan_attention(sequences[i].data(), step.batch, l.kv_heads, threads, layer.few);
       widths.buffer = std::max(widths.buffer, layer.attention.scratch_floats);
-      widths.partials = std::max(widths.partials, layer.attention.partial_floats * layer.attention.tasks);
+      widths.partials = std::max(widths.partials, layer.attention.partial_floats);
     }
     if (layer.crosses) {
       crossings[i] = cross_sequences_of(call, i, l, reals_of[i], step.batch, crossing);
       layer.cross = plan_attention(crossings[i].data(), static_cast<int64_t>(crossings[i].size()), l.cross_kv_heads, threads, true);
       widths.buffer = std::max(widths.buffer, layer.cross.scratch_floats);
-      widths.partials = std::max(widths.partials, layer.cross.partial_floats * layer.cross.tasks);
+      widths.partials = std::max(widths.partials, layer.cross.partial_floats);
       layer.cross_query.write_to({call.merged, l.cross_heads * l.cross_head_dim});
     }
     layer.qkv.write_to({call.merged, l.qkv_features});

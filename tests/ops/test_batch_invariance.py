@@ -1,0 +1,160 @@
+"""A row of a product, and a token of a decoder, get the same bits however many others are computed with them."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from torch import Tensor
+
+from hf_cpu_accel.ops.linear import linear
+from hf_cpu_accel.packing.linear import PackedWeight, pack_linear
+from tests.ops.decoder.call import Call, call_of
+from tests.ops.decoder.cases import Case
+from tests.ops.linear_cases import BOUND
+
+FEW = 16  # queries, and rows of a weight that is not packed
+
+
+@pytest.fixture(params=[1, 2], ids=["one thread", "two threads"])
+def threads(request):
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield
+    torch.set_num_threads(before)
+
+
+def assert_rows_are_those_alone(weight: PackedWeight, k: int, n: int, rows: int, dtype: torch.dtype) -> None:
+    x, bias, residual = torch.randn(rows, k, dtype=dtype), torch.randn(n), torch.randn(rows, n, dtype=dtype)
+    alone = torch.cat(
+        [
+            linear(x[i : i + 1], weight, bias, activation="silu", residual=residual[i : i + 1])
+            for i in range(rows)
+        ]
+    )
+    for count in range(1, rows + 1):
+        together = linear(x[:count], weight, bias, activation="silu", residual=residual[:count])
+        assert torch.equal(together, alone[:count]), f"{count} rows"
+
+
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("shape", [(64, 96), (130, 66), (577, 33), (2048, 70)])
+@pytest.mark.parametrize("dtype", BOUND)
+def test_rows_of_products(dtype, shape):
+    k, n = shape
+    torch.manual_seed(k)
+    weight = pack_linear(torch.randn(n, k) / k**0.5, dtype)
+    assert_rows_are_those_alone(weight, k, n, 37, torch.float32)
+    assert_rows_are_those_alone(weight, k, n, 17, torch.bfloat16)
+
+
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_rows_of_products_of_parts_of_k(dtype):
+    torch.manual_seed(0)
+    k, n = 9001, 70
+    weight, x = pack_linear(torch.randn(n, k) / k**0.5, dtype), torch.randn(200, k)
+    together = linear(x, weight)
+    for row in (0, 1, 77, 199):
+        assert torch.equal(linear(x[row : row + 1], weight), together[row : row + 1])
+
+
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("shape", [(64, 96), (577, 33)])
+def test_rows_of_products_with_a_weight_as_it_is(shape):
+    k, n = shape
+    torch.manual_seed(k)
+    weight = PackedWeight(torch.randn(n, k), None, k, n, "float32")
+    assert_rows_are_those_alone(weight, k, n, FEW, torch.float32)
+
+
+CASES = [
+    Case(),
+    Case(weights="bfloat16", dtype=torch.bfloat16, cache=torch.bfloat16),
+    Case(weights="int8", cache=torch.int8),
+    Case(weights="int4", cache=torch.bfloat16, heads=6, kv_heads=2),
+    Case(heads=4, kv_heads=4, head_dim=80, value_dim=80, biases=True, norm="layer_norm", gated=False),
+    Case(heads=8, kv_heads=1, head_dim=128, value_dim=128, cache=torch.bfloat16),
+    Case(window=40, sinks=True, softcap=20.0),
+    Case(window=40, forget=True, cache=torch.int8),
+    Case(alibi=True, parallel=True, rotary_dim=0),
+    Case(relative=32, norms="post", residual_scale=0.3),
+    Case(mask="bool", norms="before and post"),
+    Case(experts="softmax", weights="bfloat16"),
+    Case(experts="gated shared", weights="int8"),
+    Case(head_norm="shared", gate="sigmoid", value_norm="bare"),
+    Case(cross="padding", cache=torch.bfloat16),
+    Case(per_layer=8, output_scale=0.7),
+]
+
+
+def step_by_step(call: Call) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+    """Return what `call.run()` returns, from a call for each token."""
+    outputs, keys, values = [], call.keys, call.values
+    q_len = call.hidden_states.shape[1]
+    for i in range(q_len):
+        longest = max(call.past) + i + 1
+        one = dataclasses.replace(
+            call,
+            hidden_states=call.hidden_states[:, i : i + 1],
+            keys=keys,
+            values=values,
+            past=[past + i for past in call.past],
+            rotary=[(cos[:, i : i + 1], sin[:, i : i + 1]) for cos, sin in call.rotary],
+            mask=None if call.mask is None else call.mask[:, :, i : i + 1, :longest],
+            per_layer_inputs=[inputs[:, i : i + 1] for inputs in call.per_layer_inputs],
+        )
+        output, keys, values = one.run()
+        outputs.append(output)
+    return torch.cat(outputs, dim=1), keys, values
+
+
+def assert_same_steps(case: Case, start: Tensor | None = None) -> None:
+    call = dataclasses.replace(call_of(case), start=start)
+    together, alone = call.run(), step_by_step(call)
+    assert torch.equal(together[0], alone[0])
+    for ours, theirs in zip((*together[1], *together[2]), (*alone[1], *alone[2]), strict=True):
+        assert torch.equal(ours.nan_to_num(), theirs.nan_to_num())
+
+
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("q_len", [2, 7, FEW])
+@pytest.mark.parametrize("past", [0, 5, 250, 301])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_tokens_of_decoders(case, past, q_len):
+    """The keys are cut behind 256, within the new tokens or before."""
+    torch.manual_seed(past)
+    assert_same_steps(dataclasses.replace(case, batch=1, past=past, q_len=q_len))
+
+
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("start", [(0, 0), (0, 77), (299, 3)])
+@pytest.mark.parametrize("window", [None, 40])
+def test_sequences_with_padding_are_those_alone(start, window):
+    """Each of the batch, and each token of it."""
+    torch.manual_seed(1)
+    case = Case(batch=2, past=600, q_len=5, window=window, cache=torch.bfloat16)
+    call = call_of(case)
+    call = dataclasses.replace(
+        call, start=torch.tensor(start, dtype=torch.int32), rotary=[(c[:1], s[:1]) for c, s in call.rotary]
+    )
+    together = call.run()[0]
+    assert torch.equal(together, step_by_step(call)[0])
+    for row, first in enumerate(start):
+        alone = dataclasses.replace(
+            call,
+            hidden_states=call.hidden_states[row : row + 1],
+            keys=[keys[row : row + 1, :, first:] for keys in call.keys],
+            values=[values[row : row + 1, :, first:] for values in call.values],
+            past=[past - first for past in call.past],
+            start=None,
+        )
+        assert torch.equal(alone.run()[0], together[row : row + 1])
+
+
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("case", CASES[:4], ids=str)
+def test_tokens_after_a_long_text(case):
+    torch.manual_seed(2)
+    assert_same_steps(dataclasses.replace(case, batch=1, past=1537, q_len=9))
