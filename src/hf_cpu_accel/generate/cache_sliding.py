@@ -6,7 +6,6 @@ import torch
 
 from hf_cpu_accel.generate.cache_layer import CPUCacheLayer, bucket
 
-
 _PART = 256  # tokens; `part_keys` of csrc/attention/attention.h: a text is cut in the same places, however much of it was dropped
 
 
