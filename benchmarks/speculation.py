@@ -29,7 +29,7 @@ from hf_cpu_accel.cli.tables import wide_console
 BARS = {"copy": 2.5, "edit": 2.5, "answer": 1.6, "chat": 0.98}
 """How many times as fast each kind of text should be with drafts."""
 _STORY = (
-    "The lighthouse of Port Marrow was built in 1871 by Elisabeth Crane, an engineer from Leeds. It is 41 metres tall, has 214 "
+    "The lighthouse of Port Marrow was built in 1871 by Elisabeth Crane, an engineer from Leeds. It is 41 meters tall, has 214 "
     "steps, and its lamp was lit with colza oil until 1926, when the town replaced it with an electric arc lamp of 500 watts. "
     "The keeper, Jonas Whitfield, lived on the second floor with his daughter Mara and a grey parrot called Admiral Sutherland. "
     "In the storm of 9 November 1899 the schooner Margaret Ellen ran aground on the Devil's Teeth, two miles north of the tower, "

@@ -68,7 +68,7 @@ class Generate(Override):
     Attributes:
         cache_dtype: dtype of the cache, or None for the dtype of the keys.
         speculates: whether to draft tokens without being asked to.
-        speculation: what became of the drafts of all calls.
+        speculation: counts the drafts of all calls.
     """
 
     name = "generate"

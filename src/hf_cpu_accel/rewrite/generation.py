@@ -30,7 +30,7 @@ def accelerate_generation(context: Context) -> list[PlanItem]:
 
 
 def with_drafts(plan: Plan, root: nn.Module) -> Plan:
-    """Return `plan` with a note of what became of drafted tokens so far."""
+    """Return `plan` with a note of the drafted and accepted tokens so far."""
     counted = [getattr(vars(module).get("generate"), "speculation", None) for module in root.modules()]
     notes = [f"speculative decoding: {drafts}" for drafts in counted if drafts is not None and drafts.calls]
     return plan.with_notes((*plan.notes, *notes)) if notes else plan

@@ -20,9 +20,7 @@ struct AttentionSequence {
   int64_t rows() const { return attention.group * attention.q_len; }
   int64_t tasks() const { return blocks * runs; }  // per key head
   int64_t part_of(int64_t key) const { return (key - origin) / part_keys - (kv_begin - origin) / part_keys; }
-  int64_t begin_of_part(int64_t part) const {
-    return part == 0 ? kv_begin : origin + ((kv_begin - origin) / part_keys + part) * part_keys;
-  }
+  int64_t begin_of_part(int64_t part) const { return part == 0 ? kv_begin : origin + ((kv_begin - origin) / part_keys + part) * part_keys; }
   // The runs are alike, but the last one has all parts with keys of its queries: decoders write them there.
   int64_t first_part(int64_t run) const { return run == runs ? parts : run * most_runs() / runs; }
   int64_t most_runs() const {

@@ -89,7 +89,7 @@ class TextCalls:
 
 
 def _is_by_row(op: Any) -> bool:
-    """Return whether an op computes each token in the same way, whatever the number of tokens."""
+    """Return whether an op computes each token in the same way for any number of tokens."""
     if str(op).startswith(str(_OURS.linear).partition(".")[0]):
         return op in _BY_ROW
     return op not in _MATRIX_PRODUCTS and _ATTENTION not in str(op)

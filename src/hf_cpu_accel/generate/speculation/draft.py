@@ -1,4 +1,4 @@
-"""What drafts tokens, how many of them pay, and what became of them."""
+"""Drafters of tokens, the number of drafts that pays, and counts of drafted and accepted tokens."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Drafter(Protocol):
 
 @dataclass
 class Speculation:
-    """What became of the drafts of one or more texts.
+    """Counts of the drafts of one or more texts.
 
     Attributes:
         calls: calls of the model that verified drafts.
@@ -71,7 +71,7 @@ _PROBES = 32  # tokens until a drafter that did not pay is tried again
 
 
 class DraftLength:
-    """Chooses how many tokens to draft: those with the most tokens per second.
+    """Chooses how many tokens to draft: the number with the most tokens/s.
 
     With acceptance p per token, a call with n drafts gives (1 - p^(n+1)) / (1 - p) tokens on average (Leviathan et al. 2023,
     equation 1). p is estimated for each confidence, and the times of the calls are measured.
@@ -116,7 +116,7 @@ class DraftLength:
         return (accepted + _PRIOR_WEIGHT * prior) / (observed + _PRIOR_WEIGHT)
 
     def observe(self, confidence: int, drafted: int, accepted: int) -> None:
-        """Learn from a draft, of which the first `accepted` tokens were right."""
+        """Learn from a draft whose first `accepted` tokens were right."""
         right, seen = self._observed.get(confidence, (0.0, 0.0))
         kept = _FORGET ** max(1, accepted)
         self._observed[confidence] = (

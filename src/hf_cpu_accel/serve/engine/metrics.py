@@ -21,7 +21,7 @@ class Metrics:
         prompt_tokens: total of tokens in started prompts.
         prefix_tokens: total of these tokens that were in the prefix cache.
         generated_tokens: total of new tokens.
-        speculation: what became of drafted tokens.
+        speculation: counts of drafted and accepted tokens.
         prefix_cache_bytes: size of the prefix cache in bytes.
     """
 
