@@ -58,7 +58,7 @@ def check(
 
 
 def check_weight_as_it_is(m: int, k: int, n: int, seed: int = 0) -> None:
-    """A float32 weight that is not packed gives what the packed one does; bit by bit where its panels are packed on the way."""
+    """A float32 weight that is not packed gives what the packed one does; bit for bit where its panels are packed on the way."""
     g = torch.Generator().manual_seed(seed)
     x, w, bias = torch.randn(m, k, generator=g), torch.randn(n, k, generator=g), torch.randn(n, generator=g)
     as_it_is = PackedWeight(w, None, k, n, "float32")

@@ -1,175 +1,141 @@
-"""A row of a product, and a token of a decoder, get the same bits however many others are computed with them."""
+"""A row's result does not depend on the rows that it is computed with, on its place among them, or on the threads: bit for bit."""
 
 from __future__ import annotations
 
-import dataclasses
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
 import torch
 from torch import Tensor
 
-from hf_cpu_accel.extension import status
+from hf_cpu_accel import extension
+from hf_cpu_accel.ops.experts import experts_ffn
+from hf_cpu_accel.ops.ffn import ffn, gated_ffn
 from hf_cpu_accel.ops.linear import linear
-from hf_cpu_accel.packing.linear import PackedWeight, pack_linear
-from tests.ops.decoder.call import Call, call_of
-from tests.ops.decoder.cases import Case
-from tests.ops.linear_cases import BOUND
+from hf_cpu_accel.packing.linear import FORMS, PackedWeight, pack_linear
+from tests.ops.test_experts import choice_of, experts_of
 
-FEW = 16  # queries, and rows of a weight that is not packed
+ROWS = 40
+LONG = 33_001  # k is cut into parts
+SHAPES = ((1, 1), (77, 35), (640, 129), (LONG, 37))
+AS_IT_IS = "float32, not packed"
+KINDS = (*FORMS, AS_IT_IS)
+TILES_FROM = 17  # rows: fewer bfloat16 rows are another kernel's where there are AMX tiles (tile_gemm.h)
 
 
-@pytest.fixture(params=[1, 2], ids=["one thread", "two threads"])
-def threads(request):
+@contextmanager
+def threads(count: int) -> Iterator[None]:
     before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield
-    torch.set_num_threads(before)
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
-def in_tiles(dtype: str) -> bool:
-    """Return whether more rows than a few are added in another order: that of AMX."""
-    return dtype == "bfloat16" and "amx" in str(status().tier)
+def packed(weight: Tensor, kind: str) -> PackedWeight:
+    if kind == AS_IT_IS:
+        return PackedWeight(weight, None, weight.shape[1], weight.shape[0], "float32")
+    return pack_linear(weight, kind)
 
 
-def assert_rows_are_those_alone(weight: PackedWeight, k: int, n: int, rows: int, dtype: torch.dtype) -> None:
-    x, bias, residual = torch.randn(rows, k, dtype=dtype), torch.randn(n), torch.randn(rows, n, dtype=dtype)
-    alone = torch.cat(
-        [
-            linear(x[i : i + 1], weight, bias, activation="silu", residual=residual[i : i + 1])
-            for i in range(rows)
-        ]
-    )
-    for count in range(1, rows + 1):
-        together = linear(x[:count], weight, bias, activation="silu", residual=residual[:count])
-        assert torch.equal(together, alone[:count]), f"{count} rows"
+def check_rows(run: Callable[..., Tensor], *rows: Tensor, few: int = 1, seed: int = 0) -> None:
+    """`run` on batches of rows, by 1 and by 2 threads, against `run` on each row alone (`few`: on so many copies of it)."""
+    choose = random.Random(seed)
+    count = len(rows[0])
+    with threads(1):
+        alone = torch.cat([run(*(x[i : i + 1].repeat(few, 1) for x in rows))[:1] for i in range(count)])
+    for number in (1, 2):
+        with threads(number):
+            for size in (few, few + 1, *choose.sample(range(few, count), 5), count):
+                first = choose.randint(0, count - size)
+                part = slice(first, first + size)
+                assert torch.equal(run(*(x[part] for x in rows)), alone[part]), (size, first, number)
 
 
-@pytest.mark.usefixtures("threads")
-@pytest.mark.parametrize("shape", [(64, 96), (130, 66), (577, 33), (2048, 70)])
-@pytest.mark.parametrize("dtype", BOUND)
-def test_rows_of_products(dtype, shape):
-    k, n = shape
-    torch.manual_seed(k)
-    weight = pack_linear(torch.randn(n, k) / k**0.5, dtype)
-    rows = FEW if in_tiles(dtype) else 37
-    assert_rows_are_those_alone(weight, k, n, rows, torch.float32)
-    assert_rows_are_those_alone(weight, k, n, FEW, torch.bfloat16)
+def few_rows(kind: str) -> int:
+    """Rows from which on the results of a kind stay the same."""
+    return TILES_FROM if kind == "bfloat16" and (extension.status().tier or "").startswith("amx") else 1
 
 
-@pytest.mark.usefixtures("threads")
-@pytest.mark.parametrize("dtype", [dtype for dtype in ("float32", "bfloat16") if not in_tiles(dtype)])
-def test_rows_of_products_of_parts_of_k(dtype):
-    torch.manual_seed(0)
-    k, n = 9001, 70
-    weight, x = pack_linear(torch.randn(n, k) / k**0.5, dtype), torch.randn(200, k)
-    together = linear(x, weight)
-    for row in (0, 1, 77, 199):
-        assert torch.equal(linear(x[row : row + 1], weight), together[row : row + 1])
+def most_rows(kind: str) -> int:
+    """Rows up to which the results of a kind stay the same."""
+    return 16 if kind == AS_IT_IS else ROWS  # more are multiplied by packed panels (float_rows.h)
 
 
-@pytest.mark.usefixtures("threads")
-@pytest.mark.parametrize("shape", [(64, 96), (577, 33)])
-def test_rows_of_products_with_a_weight_as_it_is(shape):
-    k, n = shape
-    torch.manual_seed(k)
-    weight = PackedWeight(torch.randn(n, k), None, k, n, "float32")
-    assert_rows_are_those_alone(weight, k, n, FEW, torch.float32)
+def check_kind(kind: str, k: int, n: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> None:
+    g = torch.Generator().manual_seed(seed)
+    x = (torch.rand(ROWS, k, generator=g) - 0.1) * torch.logspace(-2, 2, ROWS)[:, None]  # sums above 2^24
+    weight, bias = (torch.rand(n, k, generator=g) - 0.2) / k, torch.randn(n, generator=g)
+    residual, weight = torch.randn(ROWS, n, generator=g), packed(weight, kind)
+    x, residual = x[: most_rows(kind)], residual[: most_rows(kind)]
+
+    def run(x: Tensor, residual: Tensor) -> Tensor:
+        return linear(x, weight, bias, activation="gelu", residual=residual)
+
+    check_rows(run, x.to(dtype), residual.to(dtype), few=few_rows(kind), seed=seed)
+    check_rows(lambda x: linear(x, weight), x.to(dtype), few=few_rows(kind), seed=seed + 1)
 
 
-CASES = [
-    Case(),
-    Case(weights="bfloat16", dtype=torch.bfloat16, cache=torch.bfloat16),
-    Case(weights="int8", cache=torch.int8),
-    Case(weights="int4", cache=torch.bfloat16, heads=6, kv_heads=2),
-    Case(heads=4, kv_heads=4, head_dim=80, value_dim=80, biases=True, norm="layer_norm", gated=False),
-    Case(heads=8, kv_heads=1, head_dim=128, value_dim=128, cache=torch.bfloat16),
-    Case(window=40, sinks=True, softcap=20.0),
-    Case(alibi=True, parallel=True, rotary_dim=0),
-    Case(relative=32, norms="post", residual_scale=0.3),
-    Case(mask="bool", norms="before and post"),
-    Case(experts="softmax", weights="bfloat16"),
-    Case(experts="gated shared", weights="int8"),
-    Case(head_norm="shared", gate="sigmoid", value_norm="bare"),
-    Case(cross="padding", cache=torch.bfloat16),
-    Case(per_layer=8, output_scale=0.7),
-]
+def check_ffn(kind: str, gated: bool, seed: int = 0) -> None:
+    g = torch.Generator().manual_seed(seed)
+    up = packed(torch.randn(192 if gated else 96, 200, generator=g) / 14, kind)
+    down = packed(torch.randn(67, 96, generator=g) / 10, kind)
+    up_bias, residual = torch.randn(up.out_features, generator=g), torch.randn(ROWS, 67, generator=g)
+
+    def run(x: Tensor, residual: Tensor) -> Tensor:
+        layer = gated_ffn if gated else ffn
+        return layer(x, up, up_bias, down, None, activation="silu", residual=residual)
+
+    x = torch.randn(ROWS, 200, generator=g)
+    check_rows(run, x[: most_rows(kind)], residual[: most_rows(kind)], few=few_rows(kind), seed=seed)
 
 
-def step_by_step(call: Call) -> tuple[Tensor, list[Tensor], list[Tensor]]:
-    """Return what `call.run()` returns, from a call for each token."""
-    outputs, keys, values = [], call.keys, call.values
-    q_len = call.hidden_states.shape[1]
-    for i in range(q_len):
-        longest = max(call.past) + i + 1
-        one = dataclasses.replace(
-            call,
-            hidden_states=call.hidden_states[:, i : i + 1],
-            keys=keys,
-            values=values,
-            past=[past + i for past in call.past],
-            rotary=[(cos[:, i : i + 1], sin[:, i : i + 1]) for cos, sin in call.rotary],
-            mask=None if call.mask is None else call.mask[:, :, i : i + 1, :longest],
-            per_layer_inputs=[inputs[:, i : i + 1] for inputs in call.per_layer_inputs],
-        )
-        output, keys, values = one.run()
-        outputs.append(output)
-    return torch.cat(outputs, dim=1), keys, values
+def check_experts(kind: str, seed: int = 0) -> None:
+    """Tokens meet others at each of their experts."""
+    torch.manual_seed(seed)
+    experts = experts_of(4, 64, 96, kind, biases=True)
+    index, weights = choice_of(ROWS, 4, 2)
+
+    def run(x: Tensor, index: Tensor, weights: Tensor) -> Tensor:
+        return experts_ffn(x, index, weights, experts)
+
+    if few_rows(kind) == 1:
+        check_rows(run, torch.randn(ROWS, 96), index, weights, seed=seed)
 
 
-def assert_same_steps(case: Case, start: Tensor | None = None) -> None:
-    call = dataclasses.replace(call_of(case), start=start)
-    together, alone = call.run(), step_by_step(call)
-    assert torch.equal(together[0], alone[0])
-    for ours, theirs in zip((*together[1], *together[2]), (*alone[1], *alone[2]), strict=True):
-        assert torch.equal(ours.nan_to_num(), theirs.nan_to_num())
+def check_batch_invariance(seed: int = 0) -> None:
+    """All of it in one call, for the test that repeats it on every instruction-set tier."""
+    for kind in KINDS:
+        for k, n in SHAPES:
+            check_kind(kind, k, n, seed=seed)
+        for gated in (False, True):
+            check_ffn(kind, gated, seed)
+        if kind != AS_IT_IS:
+            check_experts(kind, seed)
 
 
-@pytest.mark.usefixtures("threads")
-@pytest.mark.parametrize("q_len", [2, 7, FEW])
-@pytest.mark.parametrize("past", [0, 5, 250, 301])
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_tokens_of_decoders(case, past, q_len):
-    """The keys are cut behind 256, within the new tokens or before."""
-    torch.manual_seed(past)
-    assert_same_steps(dataclasses.replace(case, batch=1, past=past, q_len=q_len))
+@pytest.mark.parametrize(("k", "n"), SHAPES)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_linear(kind: str, k: int, n: int, dtype: torch.dtype) -> None:
+    check_kind(kind, k, n, dtype)
 
 
-@pytest.mark.usefixtures("threads")
-@pytest.mark.parametrize("start", [(0, 0), (0, 77), (299, 3)])
-@pytest.mark.parametrize("window", [None, 40])
-def test_sequences_with_padding_are_those_alone(start, window):
-    """Each of the batch, and each token of it."""
-    torch.manual_seed(1)
-    case = Case(batch=2, past=600, q_len=5, window=window, cache=torch.bfloat16)
-    call = call_of(case)
-    call = dataclasses.replace(
-        call, start=torch.tensor(start, dtype=torch.int32), rotary=[(c[:1], s[:1]) for c, s in call.rotary]
-    )
-    together = call.run()[0]
-    assert torch.equal(together, step_by_step(call)[0])
-    for row, first in enumerate(start):
-        alone = dataclasses.replace(
-            call,
-            hidden_states=call.hidden_states[row : row + 1],
-            keys=[keys[row : row + 1, :, first:] for keys in call.keys],
-            values=[values[row : row + 1, :, first:] for values in call.values],
-            past=[past - first for past in call.past],
-            start=None,
-        )
-        assert torch.equal(alone.run()[0], together[row : row + 1])
+def test_few_rows_of_bfloat16() -> None:
+    """So many as drafted tokens are, which AMX tiles do not multiply."""
+    weight = packed(torch.randn(129, 640), "bfloat16")
+    check_rows(lambda x: linear(x, weight), torch.randn(TILES_FROM - 1, 640))
 
 
-@pytest.mark.usefixtures("threads")
-@pytest.mark.parametrize("q_len", [2, 7, FEW])
-@pytest.mark.parametrize("cache", [torch.float32, torch.bfloat16, torch.int8])
-def test_tokens_of_windows_whose_past_was_dropped(cache, q_len):
-    """One layer of two has dropped a whole part of its keys."""
-    torch.manual_seed(q_len)
-    assert_same_steps(Case(batch=1, window=40, forget=True, past=256 + 43, q_len=q_len, cache=cache))
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_ffn(kind: str, gated: bool) -> None:
+    check_ffn(kind, gated)
 
 
-@pytest.mark.usefixtures("threads")
-@pytest.mark.parametrize("case", CASES[:4], ids=str)
-def test_tokens_after_a_long_text(case):
-    torch.manual_seed(2)
-    assert_same_steps(dataclasses.replace(case, batch=1, past=1537, q_len=9))
+@pytest.mark.parametrize("kind", FORMS)
+def test_experts(kind: str) -> None:
+    check_experts(kind)

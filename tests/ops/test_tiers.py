@@ -13,6 +13,7 @@ from tests.programs import run_program
 
 CHECKS = {
     "tests.ops.test_linear": "check_linear",
+    "tests.ops.test_batch_invariance": "check_batch_invariance",
     "tests.ops.convolution.test_convolution": "check_convolution",
     "tests.ops.convolution.test_chain": "check_convolutions",
     "tests.ops.convolution.test_tiles": "check_tile_convolution",
@@ -38,6 +39,7 @@ CHECKS = {
 # Those that multiply by tiles: nothing else is emulated, and that slowly.
 OF_TILES = (
     "check_linear",
+    "check_batch_invariance",
     "check_convolution",
     "check_convolutions",
     "check_images_in_bytes",

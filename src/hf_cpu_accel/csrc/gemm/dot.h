@@ -3,7 +3,7 @@
 //   rows        most rows of a register tile: 2 * rows accumulators + weights + broadcast must fit the register file
 //   substeps    steps per weight word (2 where bfloat16 weights are widened to float32)
 //   step_words  input words of one step (2 where the signs of bytes are parted from their magnitudes)
-//   step(acc, input, weight), add(acc, acc), store, and of floats read
+//   step(acc, input, weight), add(acc, acc)
 #pragma once
 #include "pack.h"
 
@@ -67,7 +67,6 @@ struct DotF32 {
   static Acc step(Acc acc, Input a, Weight b) { return Simd::fma(a, b, acc); }
 #endif
   static void store(float* p, Acc acc) { Simd::store(p, acc); }
-  static Acc read(const float* p) { return Simd::load(p); }
 };
 
 // bfloat16 weights, float32 input and multiply: for CPUs without a (fast) bfloat16 dot product. A weight word holds k (low) and k + 1.
@@ -81,7 +80,6 @@ struct DotBf16Widen {
   static Input broadcast(const uint32_t* p) { return DotF32::broadcast(p); }
   static Acc step(Acc acc, Input a, Simd::Float b) { return DotF32::step(acc, a, b); }
   static void store(float* p, Acc acc) { Simd::store(p, acc); }
-  static Acc read(const float* p) { return Simd::load(p); }
 #if defined(HFCA_SIMD_AVX512)
   using Weight = __m512i;
   static Weight load(const uint32_t* p) { return in_register(_mm512_loadu_si512(p)); }
@@ -135,7 +133,6 @@ struct DotBf16 {
     return acc;
   }
   static void store(float* p, Acc acc) { _mm512_storeu_ps(p, acc); }
-  static Acc read(const float* p) { return _mm512_loadu_ps(p); }
 };
 #endif
 
@@ -157,7 +154,6 @@ struct DotBf16 : DotLane {
     return acc;
   }
   static void store(float* p, Acc acc) { Simd::store(p, acc); }
-  static Acc read(const float* p) { return Simd::load(p); }
 };
 #endif
 

@@ -144,7 +144,7 @@ struct BlockSum {
 #endif
 
 struct Int4Gemm {
-  using Words = ByteWords<DotInt8::steps, packs_signed ? packed_less : 0>;  // levels need no signs.h
+  using Words = DotInt8::Words;
   static constexpr int tile_rows = Simd::registers == 32 ? 8 : 4;  // sums of a block, levels and the total of all columns fit the registers
   // Two tiles unpack levels twice, which takes less than unpacking a panel to int8 once. (8192 x 2048, 12 rows on Zen 4: 0.65 of the time;
   // 16 rows: 0.96. Tiles of four rows: 1.06 at 6 rows.)
@@ -169,14 +169,30 @@ struct Int4Gemm {
     __builtin_prefetch(p + hfca::near_bytes, 0, 3);
   }
 
-  // sums[rows][panel_columns] = input @ one panel
+  // What sums begin with. Levels need no signs.h: bytes are multiplied as what they stand for, and the rest of packed_less is subtracted
+  // here, so that float32 sees the integers of many rows.
+  static Simd::Int start([[maybe_unused]] const Gemm& g, [[maybe_unused]] int64_t column) {
+#if HFCA_WITHOUT_VNNI
+    const int64_t left = g.n - column;
+    const int lanes = left > Simd::width ? Simd::width : left > 0 ? static_cast<int>(left) : 0;
+    return Simd::to_int(Simd::mul(Simd::load_n(g.weight_sum + column, lanes), Simd::set1(-packed_less)));
+#else
+    return DotInt8::zero();
+#endif
+  }
+
+  // sums[rows][panel_columns] = input @ one panel, whose first output feature is `column`.
   template <int rows>
-  static void multiply(const Gemm& g, const uint32_t* __restrict input, const uint8_t* __restrict weight, float* __restrict sums) {
+  static void multiply(const Gemm& g, const uint32_t* __restrict input, const uint8_t* __restrict weight, int64_t column,
+                       float* __restrict sums) {
     constexpr int chains = rows <= most_chained ? 2 : 1;  // few rows leave the multipliers waiting for their own last result
     constexpr int sums_of_block = block_words / chains > BlockSum::words ? 2 : 1, pairs = block_words / 2 / sums_of_block;
     constexpr int together = 2, sums_together = together * rows;  // columns, in vectors, that share a broadcast
     Simd::Int total[vectors * rows];
-    unroll<0, vectors * rows>([&](auto i) HFCA_INLINE { total[i] = DotInt8::zero(); });
+    unroll<0, vectors>([&](auto v) HFCA_INLINE {
+      const Simd::Int first = start(g, column + v * Simd::width);
+      unroll<0, rows>([&](auto i) HFCA_INLINE { total[v * rows + i] = first; });
+    });
     int64_t to_next = block_words;  // in this line of the input, then in the row's next one
     for (int64_t group = groups(g); group > 0; --group) {
       const uint8_t* levels = weight + hfca::panel_columns;
@@ -224,7 +240,7 @@ struct Int4Gemm {
   static void tile(const Gemm& g, int64_t row, int64_t panel, const uint8_t* weight) {
     alignas(64) float sums[rows * hfca::panel_columns];
     const int64_t column = panel * hfca::panel_columns, left = g.n - column;
-    multiply<rows>(g, g.words + row * g.input_words, weight, sums);
+    multiply<rows>(g, g.words + row * g.input_words, weight, column, sums);
     finish<true>(g, sums, row, rows, column, left < hfca::panel_columns ? static_cast<int>(left) : hfca::panel_columns);
   }
 
@@ -273,7 +289,6 @@ struct Int4Gemm {
   HFCA_INLINE static void step(Simd::Int& sum, const Input& x, Simd::Int levels) {
     sum = BlockSum::step(sum, x, levels);
   }
-  static void store_bits(float* p, Simd::Int x) { std::memcpy(p, &x, sizeof(x)); }
 };
 
 }  // namespace HFCA_TIER

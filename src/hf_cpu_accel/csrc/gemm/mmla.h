@@ -47,10 +47,10 @@ inline void pair_rows(uint32_t* tile, int64_t lines, int rows) {
     }
 }
 
-// sums[rows][panel_columns] = input @ one weight panel.
+// sums[rows][panel_columns] = beginning + input @ one weight panel, as multiply_from.
 template <class Mmla, int rows>
-inline void multiply_pairs(const uint32_t* __restrict input, const uint32_t* __restrict weight, int64_t words, float* __restrict sums,
-                           hfca::Ahead ahead) {
+inline void multiply_pairs(const Chain& chain, const uint32_t* __restrict input, const uint32_t* __restrict weight, int64_t words,
+                           float* sums, hfca::Ahead ahead) {
   constexpr int pairs = (rows + 1) / 2;
   // 24 sums at most, and two operands for every four columns. Few pairs leave room for more columns, which share the rows' loads.
   constexpr int fours = pairs <= 3 ? 4 : 2, columns = 4 * fours, passes = hfca::panel_columns / columns;
@@ -59,6 +59,16 @@ inline void multiply_pairs(const uint32_t* __restrict input, const uint32_t* __r
   for (int column = 0; column < hfca::panel_columns; column += columns) {
     int32x4_t acc[pairs][2 * fours];
     unroll<0, pairs * 2 * fours>([&](auto i) HFCA_INLINE { acc[i / (2 * fours)][i % (2 * fours)] = vdupq_n_s32(0); });
+    if (chain.before)
+      unroll<0, pairs * fours>([&](auto i) HFCA_INLINE {
+        constexpr int p = decltype(i)::number / fours, f = decltype(i)::number % fours;
+        const float* const at = chain.before + 2 * p * hfca::panel_columns + column + 4 * f;
+        const float64x2_t first = load_bits<float64x2_t>(at);
+        float64x2_t second = vdupq_n_f64(0.0);
+        if constexpr (2 * p + 1 < rows) second = load_bits<float64x2_t>(at + hfca::panel_columns);
+        acc[p][2 * f] = vreinterpretq_s32_f64(vzip1q_f64(first, second));
+        acc[p][2 * f + 1] = vreinterpretq_s32_f64(vzip2q_f64(first, second));
+      });
     const uint32_t *a = input, *alone = nullptr, *b = weight + column;  // alone: the last row of an odd number
     const auto step = [&](auto whole) HFCA_INLINE {  // two words, or the last one alone
       const auto row_pair = [&](auto p) HFCA_INLINE {
@@ -114,10 +124,10 @@ inline void multiply_pairs(const uint32_t* __restrict input, const uint32_t* __r
     }
     unroll<0, rows>([&](auto i) HFCA_INLINE {
       unroll<0, fours>([&](auto f) HFCA_INLINE {
-        const float64x2_t low = vreinterpretq_f64_f32(Mmla::sums(acc[i / 2][2 * f])),
-                          high = vreinterpretq_f64_f32(Mmla::sums(acc[i / 2][2 * f + 1]));
-        vst1q_f32(sums + i * hfca::panel_columns + column + 4 * f,
-                  vreinterpretq_f32_f64(i % 2 ? vzip2q_f64(low, high) : vzip1q_f64(low, high)));
+        const float64x2_t low = vreinterpretq_f64_s32(acc[i / 2][2 * f]), high = vreinterpretq_f64_s32(acc[i / 2][2 * f + 1]);
+        const int32x4_t sum = vreinterpretq_s32_f64(i % 2 ? vzip2q_f64(low, high) : vzip1q_f64(low, high));
+        float* const to = sums + i * hfca::panel_columns + column + 4 * f;
+        chain.last ? vst1q_f32(to, Mmla::sums(sum)) : store_bits(to, sum);
       });
     });
   }
@@ -145,10 +155,10 @@ struct MmlaGemm : TierGemm<typename Mmla::Dot> {
   template <int rows>
   static void tile(const Gemm& g, int64_t row, int64_t panel, const uint32_t* weight, hfca::Ahead ahead, const hfca::Part& part) {
     alignas(64) float tile_sums[rows * hfca::panel_columns];
-    float* const sums = part.last || part.begin > 0 ? tile_sums : part.sums;
-    const int64_t column = panel * hfca::panel_columns, left = g.n - column, end = part.last ? Base::weight_words(g) : part.end;
-    multiply_pairs<Mmla, rows>(g.words + row * g.input_words + part.begin * rows, weight, end - part.begin, sums, ahead);
-    if (part.begin > 0) Base::add(sums, part.sums, rows, part.last ? sums : part.sums);
+    float* const sums = part.last ? tile_sums : part.sums;
+    const int64_t column = panel * hfca::panel_columns, left = g.n - column, all = Base::weight_words(g), end = part.last ? all : part.end;
+    const Chain chain{nullptr, part.begin > 0 ? part.sums : nullptr, end >= all};
+    multiply_pairs<Mmla, rows>(chain, g.words + row * g.input_words + part.begin * rows, weight, end - part.begin, sums, ahead);
     if (!part.last) return;
     finish<Base::quantized>(g, sums, row, rows, column, left < hfca::panel_columns ? static_cast<int>(left) : hfca::panel_columns);
   }
@@ -177,14 +187,16 @@ struct MmlaGemm : TierGemm<typename Mmla::Dot> {
   }
 };
 
-// Many rows of the kinds that have such products.
+// Many rows of the kinds that have such products. Those of integers are the same; bfmmla adds four bfloat16 products at a time and bfdot
+// two, so that the results of bfloat16 rows differ in their last bits between GEMMs of up to `drafted` rows and of more.
 constexpr hfca::Kernels with_pairs(hfca::Kernels k) {
   const auto take = [&](hfca::WeightKind kind, const hfca::GemmKernels& pairs, int64_t most_others) {
     k.gemm[static_cast<int>(kind)].most_rows = most_others;
     k.gemm_of_many_rows[static_cast<int>(kind)] = pairs;
   };
   using Bytes = MmlaGemm<MmlaInt8>;
-  take(hfca::WeightKind::bfloat16, MmlaGemm<MmlaBf16>::kernels(), Bytes::most_dot_rows);
+  constexpr int64_t drafted = 16;  // tokens that are to get the sums of one alone
+  take(hfca::WeightKind::bfloat16, MmlaGemm<MmlaBf16>::kernels(), drafted);
   take(hfca::WeightKind::int8, Bytes::kernels(), Bytes::most_dot_rows);
   take(hfca::WeightKind::int8_image, Bytes::kernels_of_words(), Bytes::most_dot_rows);
   take(hfca::WeightKind::int4, Bytes::kernels_of_int4(), Int4Gemm::most_rows);

@@ -5,6 +5,9 @@
 // as long as the loads. Of up to 32 rows and all of k the sums stay in tiles; then they go to memory, and while the next 32 rows are
 // multiplied, bit by bit through the epilogue: the products occupy another unit of the core than the epilogue does, and hardly any of
 // those that issue instructions.
+//
+// Integers are those of the tier below. bfloat16 tiles add even and odd products apart, so that the results of bfloat16 rows differ in
+// their last bits between GEMMs of up to sixteen rows (tile_tier.cpp), which vdpbf16ps multiplies, and of more.
 #pragma once
 #include <cstring>
 

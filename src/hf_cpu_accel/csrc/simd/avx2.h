@@ -135,6 +135,7 @@ struct Simd {
     std::memcpy(p, lanes, static_cast<size_t>(n));
   }
   static Float to_float(Int x) { return _mm256_cvtepi32_ps(x); }
+  static Int to_int(Float x) { return _mm256_cvtps_epi32(x); }
   static Int load_int(const int32_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
   static void store_bytes(uint8_t* p, const Float (&x)[4]) {
     const Int low = _mm256_packs_epi32(_mm256_cvtps_epi32(x[0]), _mm256_cvtps_epi32(x[1]));

@@ -100,6 +100,7 @@ struct Simd {
   }
   static void store_uint8_n(uint8_t* p, Float x, int n) { _mm_mask_storeu_epi8(p, mask(n), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(x))); }
   static Float to_float(Int x) { return _mm512_cvtepi32_ps(x); }
+  static Int to_int(Float x) { return _mm512_cvtps_epi32(x); }
   static Int load_int(const int32_t* p) { return _mm512_loadu_si512(p); }
   static void store_bytes(uint8_t* p, const Float (&x)[4]) {
     const Int low = _mm512_packs_epi32(_mm512_cvtps_epi32(x[0]), _mm512_cvtps_epi32(x[1]));

@@ -8,7 +8,7 @@
 // highest(a, x), a >= 0, is the larger one, and lowest(a, x) the smaller one, or any number from 0 up while none was below it; both
 // compare bits, so that NaN of either sign wins over infinity in one of the two. store_bytes(p, x) rounds the four vectors x to
 // integers and stores those in [0, 255] as bytes; store_pairs(p, low, high) rounds to int16 and stores the two halves of words.
-// store_shorts(p, x), where VNNI may be missing, rounds to int16 and changes the places of the second and the third of each four.
+// to_int(x), of avx2 and avx512, rounds. store_shorts(p, x), where VNNI may be missing, rounds to int16 and changes the places of the second and the third of each four.
 // Where products are bfloat16's, words of two: load_bf16_words(p, n) of n numbers that lie side by side, bf16_words(x, y) of those in two
 // vectors, bf16_couples(x, y) of x[i] (low) and y[i], which avx512 does not round; store_words, and words_as_floats of the same bits.
 // store_uint8(p, x) rounds x, whose lanes are in [0, 255]. avx512 has store_byte_rows(p, q, x, least): the first two vectors to p, the others
