@@ -56,8 +56,7 @@ inline void multiply_from(const Chain& chain, const uint32_t* __restrict input, 
     unroll<0, chains * tile>([&](auto i) HFCA_INLINE { acc[i / tile][i % tile] = Dot::zero(); });
     if constexpr (Dot::step_words == 2)
       if (chain.starts) unroll<0, tile>([&](auto i) HFCA_INLINE { acc[0][i] = Dot::start(chain.starts[i / vectors]); });
-    if (chain.before)
-      unroll<0, tile>([&](auto i) HFCA_INLINE { acc[0][i] = load_bits<typename Dot::Acc>(chain.before + place(i)); });
+    if (chain.before) unroll<0, tile>([&](auto i) HFCA_INLINE { acc[0][i] = load_bits<typename Dot::Acc>(chain.before + place(i)); });
     const uint32_t *a = input, *b = weight + column;
     const uint32_t* soon = nullptr;  // a line of the input's next block, one after another: all of them are needed at once
     const auto step = [&](auto number) HFCA_INLINE {
