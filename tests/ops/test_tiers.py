@@ -124,7 +124,11 @@ def test_without_the_library_the_references_serve(tmp_path: Path) -> None:
     for entry in package.iterdir():
         if not entry.name.startswith("_C"):
             (copy / entry.name).symlink_to(entry)
-    calls = "; ".join(f"from {module} import {check}; {check}(seed=1)" for module, check in CHECKS.items())
+    calls = "; ".join(
+        f"from {module} import {check}; {check}(seed=1)"
+        for module, check in CHECKS.items()
+        if check != "check_batch_invariance"  # torch promises no such thing
+    )
     code = (
         f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from hf_cpu_accel import extension; "
         f"status = extension.status(); assert not status.loaded, status; assert 'not built' in status.error; {calls}"

@@ -1,4 +1,4 @@
-"""The keys and values of a layer with a sliding window, in storage of about two windows."""
+"""The keys and values of a layer with a sliding window, in storage of about two windows and 256 tokens."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ _PART = 256  # tokens; `part_keys` of csrc/attention/attention.h: a text is cut 
 class CPUSlidingCacheLayer(CPUCacheLayer):
     """Keys and values of a layer that attends to the last `sliding_window` tokens, including the current one.
 
-    The storage holds about two windows. When it is full, the last window moves to its front: one copy of a window per window of
-    tokens instead of one per token.
+    The storage holds about two windows and 256 tokens, as only multiples of 256 are dropped. When it is full, what is still needed
+    moves to its front: one copy of a window per window of tokens instead of one per token.
     """
 
     is_sliding = True

@@ -52,6 +52,9 @@ def test_greedy_tokens(batch: int, is_padded: bool, kinds: list[str], lengths: l
     options = {"max_new_tokens": 128, "do_sample": False}
     expected = model.generate(**given, **options)
     accelerate_for_cpu(model, dtype="float32")
+    assert torch.equal(model.generate(**given, **options), expected)
+    restore(model)
+    accelerate_for_cpu(model, dtype="float32", speculate="off")
     assert explain(model).counts()["decoder layer"] == LAYERS
     lengths.clear()
     assert torch.equal(model.generate(**given, **options), expected)

@@ -54,11 +54,12 @@ struct GemmGrid {
   }
 
   void cut_for_vectors(const Gemm& g, const GemmKernels& kernels) {
-    constexpr int64_t least_tiles = 3, line = 16;  // parts are whole lines of packed input
+    constexpr int64_t least_tiles = 3;
+    const int64_t multiple = g.input_words > longest_chain ? section_words : 16;  // 16: whole lines of packed input
     const int64_t room = level2_bytes() * 5 / 16 / 4;
     const auto in_block = [&](int64_t words) { return std::max(room / (words * kernels.tile_rows + 1), int64_t{1}); };
     const bool divided = kernels.word_bytes > 0 && in_block(g.input_words) < std::min(tiles, least_tiles);
-    cut_k(g.input_words, divided ? cut(g.input_words * std::min(m, wanted_rows), room) : 1, line);
+    cut_k(g.input_words, divided ? cut(g.input_words * std::min(m, wanted_rows), room) : 1, multiple);
     blocks = cut(tiles, in_block(part_words));
     group = panels;
   }

@@ -3,8 +3,8 @@
 // Why this shape: on a 512-bit tier 14 rows x 2 vectors are 28 accumulators; with 2 weight vectors and 1 broadcast that is 31 of 32
 // registers, 28 multiplies per 16 loads. The weights stream from L2 (128 bytes per 28 multiplies), the packed input likewise.
 //
-// A row's results do not depend on the rows that it is multiplied with: a float32 sum is one chain of additions along k, for every number
-// of rows and wherever k is cut. Integers may be added in any order.
+// A row's results do not depend on the rows that it is multiplied with: a float32 sum is one chain of additions along k, or one for each
+// section of a long k, for every number of rows and wherever k is cut into parts. Integers may be added in any order.
 #pragma once
 #include "../convolution/winograd_tiles.h"
 #include "../simd/unroll.h"
@@ -30,6 +30,7 @@ struct Chain {
   const uint32_t* starts = nullptr;  // [rows]; null for zeros. signs.h has others
   const float* before = nullptr;     // the sums of the words before these, as bits; null at the first word
   bool last = true;                  // no words follow: integers become float32
+  int64_t section = INT64_MAX;       // words of the weight in a section (gemm.h). A chain that is cut begins and ends with one
 };
 
 // sums[rows][panel_columns] = beginning + input @ one weight panel. `chain.before` may be `sums`. asks: for the weights of `ahead`.
@@ -50,13 +51,15 @@ inline void multiply_from(const Chain& chain, const uint32_t* __restrict input, 
   // A whole row of the panel per word runs along this panel; less is this tile's share of the next one, for all passes together.
   const bool along = ahead.step == hfca::panel_columns * 4;
   if (!along) ahead.step /= hfca::panel_columns / columns;
+  const bool sectioned = !__is_base_of(DotInt8, Dot) && chain.section < INT64_MAX;
   for (int column = 0; column < hfca::panel_columns; column += columns) {
     const auto place = [&](int i) HFCA_INLINE { return i / vectors * hfca::panel_columns + column + i % vectors * Simd::width; };
     typename Dot::Acc acc[chains][tile];
     unroll<0, chains * tile>([&](auto i) HFCA_INLINE { acc[i / tile][i % tile] = Dot::zero(); });
     if constexpr (Dot::step_words == 2)
       if (chain.starts) unroll<0, tile>([&](auto i) HFCA_INLINE { acc[0][i] = Dot::start(chain.starts[i / vectors]); });
-    if (chain.before) unroll<0, tile>([&](auto i) HFCA_INLINE { acc[0][i] = load_bits<typename Dot::Acc>(chain.before + place(i)); });
+    const float* before = chain.before;
+    if (before && !sectioned) unroll<0, tile>([&](auto i) HFCA_INLINE { acc[0][i] = load_bits<typename Dot::Acc>(before + place(i)); });
     const uint32_t *a = input, *b = weight + column;
     const uint32_t* soon = nullptr;  // a line of the input's next block, one after another: all of them are needed at once
     const auto step = [&](auto number) HFCA_INLINE {
@@ -85,13 +88,25 @@ inline void multiply_from(const Chain& chain, const uint32_t* __restrict input, 
       a += word_inputs;
       b += hfca::panel_columns;
     };
-    for (int64_t left = weight_words; left > 0; left -= block, a += (rows - 1) * packed_words) {
-      const int words = left < block ? static_cast<int>(left) : block;
-      soon = a + rows * packed_words;
-      int w = 0;
-      for (; w + chains <= words; w += chains) unroll<0, chains>(step);
-      if constexpr (chains > 1)
-        for (; w < words; ++w) step(Index<0>{});
+    for (int64_t more = weight_words; more > 0;) {
+      int64_t left = sectioned && more > chain.section ? chain.section : more;
+      more -= left;
+      for (; left > 0; left -= block, a += (rows - 1) * packed_words) {
+        const int words = left < block ? static_cast<int>(left) : block;
+        soon = a + rows * packed_words;
+        int w = 0;
+        for (; w + chains <= words; w += chains) unroll<0, chains>(step);
+        if constexpr (chains > 1)
+          for (; w < words; ++w) step(Index<0>{});
+      }
+      if constexpr (!__is_base_of(DotInt8, Dot)) {
+        if (!sectioned) break;
+        if (before)
+          unroll<0, tile>([&](auto i) HFCA_INLINE { acc[0][i] = Dot::add(load_bits<typename Dot::Acc>(before + place(i)), acc[0][i]); });
+        if (more == 0) break;
+        unroll<0, tile>([&](auto i) HFCA_INLINE { store_bits(sums + place(i), acc[0][i]), acc[0][i] = Dot::zero(); });
+        before = sums;
+      }
     }
     if constexpr (chains > 1) {
       unroll<tile, chains * tile>([&](auto i) HFCA_INLINE { acc[0][i % tile] = Dot::add(acc[0][i % tile], acc[i / tile][i % tile]); });
@@ -127,7 +142,8 @@ struct TierGemm {
     const int64_t column = panel * hfca::panel_columns, left = g.n - column, all = weight_words(g);
     const int64_t end = part.last ? all : part.end / word_inputs;
     const uint32_t* const input = g.words + row * g.input_words;
-    const Chain chain{parted && part.begin == 0 ? input + row_words(g) * rows : nullptr, part.begin > 0 ? part.sums : nullptr, end >= all};
+    const Chain chain{parted && part.begin == 0 ? input + row_words(g) * rows : nullptr, part.begin > 0 ? part.sums : nullptr, end >= all,
+                      g.input_words > hfca::longest_chain ? hfca::section_words / word_inputs : INT64_MAX};
     multiply_from<Dot, rows>(chain, input + part.begin * rows, weight, end - part.begin / word_inputs, sums, ahead);
     if (!part.last) return;
     finish<quantized>(g, sums, row, rows, column, left < hfca::panel_columns ? static_cast<int>(left) : hfca::panel_columns);

@@ -6,7 +6,9 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from transformers.cache_utils import DummyLayer
 
+from hf_cpu_accel import extension
 from hf_cpu_accel.generate.replay.steps import DecodeSteps
 from hf_cpu_accel.generate.speculation.draft import SIZES
 
@@ -67,7 +69,8 @@ class TextCalls:
     def keep(self, length: int) -> None:
         """Take back all tokens after the first `length`; those can no longer be taken back."""
         for layer in self.inputs.cache.layers:  # after an interrupt they may differ
-            layer.crop(min(0, length + self._not_in_text - int(layer.get_seq_length())))
+            if not isinstance(layer, DummyLayer):
+                layer.crop(min(0, length + self._not_in_text - int(layer.get_seq_length())))
         self._cached = length
 
     def is_settled(self, new_tokens: int) -> bool:
@@ -76,7 +79,9 @@ class TextCalls:
 
     def is_exact(self) -> bool:
         """Return whether a token is known to get the same logits, bit for bit, together with others as alone: its steps are
-        replayed, and only some ops of this package compute sums of products in them."""
+        replayed, and only some kernels of this package compute sums of products in them."""
+        if not extension.status().loaded:  # torch's products are not alike for any number of rows
+            return False
         ops = self._steps[1].replayed_ops() if 1 in self._steps else frozenset()
         return bool(ops) and all(map(_is_by_row, ops))
 
